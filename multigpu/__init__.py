@@ -1,0 +1,1 @@
+"""MultiGPU for ComfyUI. Importing this package does nothing; see docs/architecture.md for the map."""

@@ -1,0 +1,72 @@
+"""Every error this project raises on purpose.
+
+    MultiGPUError
+    ├── InputError (ValueError)     what the user gave is wrong
+    │   ├── AllocationError         an allocation that cannot be used
+    │   │   ├── AllocationSyntaxError   the text does not parse (names the column)
+    │   │   ├── UnknownDevice           a device this machine does not have
+    │   │   └── DoesNotFit              more bytes than the devices can hold
+    │   └── ModelFileError          a file that is not a readable model
+    ├── HostError                   ComfyUI is not as expected
+    │   ├── HostIncompatible            a symbol differs (names it)
+    │   └── PlacementNotApplied         the bytes are not where the plan says
+    └── DeviceError                 a device or a copy failed
+        ├── BackendUnavailable
+        └── TransferFailed
+
+A message says what was given, what is true, and what to type or do instead.
+"""
+
+from __future__ import annotations
+
+
+class MultiGPUError(Exception):
+    """Base of all errors of this project."""
+
+
+class InputError(MultiGPUError, ValueError):
+    """Something the user gave cannot be used."""
+
+
+class AllocationError(InputError):
+    """An allocation that cannot be used."""
+
+
+class AllocationSyntaxError(AllocationError):
+    """The text of an allocation does not parse."""
+
+
+class UnknownDevice(AllocationError):
+    """A device is named that this machine does not have."""
+
+
+class DoesNotFit(AllocationError):
+    """The request needs more bytes than the devices can hold."""
+
+
+class ModelFileError(InputError):
+    """A file is not a model that can be read."""
+
+
+class HostError(MultiGPUError):
+    """ComfyUI is not as this project expects it."""
+
+
+class HostIncompatible(HostError):
+    """A host symbol is missing or has another signature."""
+
+
+class PlacementNotApplied(HostError):
+    """After loading, the bytes do not rest where the plan says."""
+
+
+class DeviceError(MultiGPUError):
+    """A device or a transfer failed."""
+
+
+class BackendUnavailable(DeviceError):
+    """A device's backend is present but cannot be used."""
+
+
+class TransferFailed(DeviceError):
+    """Bytes could not be moved between two devices."""
