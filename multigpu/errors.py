@@ -33,7 +33,18 @@ class AllocationError(InputError):
 
 
 class AllocationSyntaxError(AllocationError):
-    """The text of an allocation does not parse."""
+    """The text of an allocation does not parse.
+
+    `column` counts from 1 in `text`, `piece` is the part at fault and `example` is a text that works.
+    """
+
+    def __init__(self, problem: str, *, text: str, column: int, piece: str, example: str) -> None:
+        shown = text if len(text) <= 120 else f"{text[:117]}..."
+        super().__init__(f"{problem} (column {column} of {shown!r}); for example {example!r}")
+        self.text = text
+        self.column = column
+        self.piece = piece
+        self.example = example
 
 
 class UnknownDevice(AllocationError):

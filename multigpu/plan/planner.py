@@ -1,0 +1,217 @@
+"""`make_plan`: from a request, a model's blocks and the devices' budgets to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..errors import AllocationError, DoesNotFit, InputError
+from ..units import KIB, MIB, format_bytes
+from .assignment import Work
+from .quotas import (
+    Budgets,
+    ModelSize,
+    Quotas,
+    auto_leaving,
+    auto_quotas,
+    check_room,
+    expert_quotas,
+    lookup,
+    virtual_quotas,
+)
+from .request import Auto, Expert, Request
+from .ring_model import RESIDENT, RingModel
+from .search import Donors, best_links, quick_links
+from .types import Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+
+RING_BYTES = 512 * MIB
+"""Staging memory for a large model."""
+SECONDS_PER_BYTE = 1e-11
+"""Assumed compute time when no block's is known: about that of a bf16 image model at 1024x1024 on a fast GPU."""
+TINY_BYTES = 256 * KIB
+"""Below this size a copy costs more for being a copy than for its bytes."""
+_TINY_SHARE = 100
+_LOW_INTENSITY = 0.5
+
+
+def make_plan(
+    request: Request,
+    blocks: Iterable[Block],
+    budgets: Iterable[DeviceBudget],
+    compute: DeviceId,
+    *,
+    ring_bytes: int | None = None,
+    search: bool = True,
+) -> Plan:
+    """The plan for one model: every block gets a home, with the reason.
+
+    The bytes over all homes are the model's. No device goes over its quota by more than the rounding of one block, the
+    compute device not at all, and none over its free memory. `ring_bytes` is the staging memory on the compute device
+    (None: `default_ring`). Without `search` one good assignment is taken instead of the best of several.
+
+    Raises `UnknownDevice` for a device without a budget, `DoesNotFit` when the bytes have no room, `AllocationError`
+    for a request that contradicts itself. The same input gives the same plan in every process.
+    """
+    ordered = execution_order(blocks)
+    known = _by_device(budgets)
+    lookup(compute, known)
+    if not isinstance(request, Auto) and request.compute not in (None, compute):
+        raise AllocationError(
+            f"the request names {request.compute} as compute device, but {compute} computes; name one"
+        )
+    fixed = immovable_reasons(ordered)
+    work = Work.of(
+        tuple(block.bytes for block in ordered),
+        _seconds(ordered),
+        tuple(i for i, reason in enumerate(fixed) if reason is None),
+    )
+    size = _size(work, ring_bytes)
+    quotas = _quotas(request, work, size, known, compute)
+    donors = [device for device, count in quotas.items() if device != compute and count]
+    links = _links(work, size, quotas, donors, known, search)
+    plan = _build(ordered, fixed, work, size, links, compute, [known[device] for device in donors])
+    check_room(plan.bytes_by_home(), size, known, compute, request)
+    return plan
+
+
+def _by_device(budgets: Iterable[DeviceBudget]) -> dict[DeviceId, DeviceBudget]:
+    known: dict[DeviceId, DeviceBudget] = {}
+    for budget in budgets:
+        if known.setdefault(budget.device, budget) is not budget:
+            raise InputError(f"{budget.device} has two budgets; give one for each device")
+    return known
+
+
+def execution_order(blocks: Iterable[Block]) -> list[Block]:
+    """Blocks by `order`; one without an order comes right behind the block declared before it."""
+    keyed: list[tuple[int, Block]] = []
+    last = -1
+    for block in blocks:
+        last = last if block.order is None else block.order
+        keyed.append((last, block))
+    keyed.sort(key=lambda entry: entry[0])
+    return [block for _, block in keyed]
+
+
+def immovable_reasons(blocks: Sequence[Block]) -> list[Reason | None]:
+    """Why each block has to stay, None where it may leave.
+
+    Tiny blocks are those of at most `TINY_BYTES` as long as all blocks of that size or smaller make up at most 1 % of
+    the model: a model of nothing but small blocks can still be spread.
+    """
+    sizes = sorted(block.bytes for block in blocks)
+    allowance = sum(sizes) // _TINY_SHARE
+    tiny = at = 0
+    while at < len(sizes) and sizes[at] <= TINY_BYTES:
+        size, first = sizes[at], at
+        while at < len(sizes) and sizes[at] == size:
+            at += 1
+        allowance -= size * (at - first)
+        if allowance < 0:
+            break
+        tiny = size
+    return [block.immovable or (Reason.TINY if block.bytes <= tiny else None) for block in blocks]
+
+
+def default_ring(largest: int, movable: int) -> int:
+    """Staging memory: `RING_BYTES`, for small models an eighth of what can leave, but always room for two blocks."""
+    return max(min(RING_BYTES, movable // 8), 2 * largest)
+
+
+def _seconds(blocks: Sequence[Block]) -> tuple[float, ...]:
+    """Compute seconds per block; unknown ones are estimated at the rate of those that are known."""
+    timed = [(block.compute, block.bytes) for block in blocks if block.compute is not None]
+    known_bytes = sum(size for _, size in timed)
+    rate = sum(seconds for seconds, _ in timed) / known_bytes if known_bytes else SECONDS_PER_BYTE
+    return tuple(rate * block.bytes if block.compute is None else block.compute for block in blocks)
+
+
+def _size(work: Work, ring_bytes: int | None) -> ModelSize:
+    largest = max((work.sizes[i] for i in work.movable), default=0)
+    total, movable = sum(work.sizes), work.movable_bytes
+    ring = default_ring(largest, movable) if ring_bytes is None else ring_bytes
+    return ModelSize(total, total - movable, largest, ring)
+
+
+def _quotas(request: Request, work: Work, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
+    if isinstance(request, Expert):
+        return expert_quotas(request, size, budgets, compute)
+    if isinstance(request, Auto):
+        return _auto(request, work, size, budgets, compute)
+    return virtual_quotas(request, size, budgets, compute)
+
+
+def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
+    """As little as possible leaves, to the set of donors that the simulator finds fastest; of equals, the fewest."""
+    leaving = auto_leaving(request, size, budgets[compute])
+    if not leaving:
+        return {compute: size.total}
+    others = sorted((b for b in budgets.values() if b.device != compute), key=lambda b: -b.link_speed)
+    best: Quotas | None = None
+    best_seconds = float("inf")
+    for count in range(1, len(others) + 1):
+        quotas = auto_quotas(leaving, others[:count], size, compute)
+        if quotas is None:
+            continue
+        donors = [device for device, held in quotas.items() if device != compute and held]
+        links = _links(work, size, quotas, donors, budgets, search=False)
+        seconds = _ring(size, donors, budgets).step_seconds(work.seconds, work.sizes, links)
+        if seconds < best_seconds:
+            best, best_seconds = quotas, seconds
+    if best is None:
+        free = ", ".join(f"{b.device} {format_bytes(b.free)}" for b in others) or "there is no other device"
+        raise DoesNotFit(
+            f"{format_bytes(leaving)} have to leave {compute}, but the other devices cannot hold them (free: {free}); "
+            "free memory on one of them, or use a smaller or quantised model"
+        )
+    return best
+
+
+def _ring(size: ModelSize, donors: Sequence[DeviceId], budgets: Budgets) -> RingModel:
+    return RingModel(max(size.ring, size.largest), tuple(budgets[device].link_speed for device in donors))
+
+
+def _links(
+    work: Work, size: ModelSize, quotas: Quotas, donors: Sequence[DeviceId], budgets: Budgets, search: bool
+) -> list[int]:
+    """Per block an index into `donors`, or `RESIDENT`."""
+    if not donors:
+        return [RESIDENT] * len(work.sizes)
+    columns = Donors(
+        tuple(quotas[device] for device in donors),
+        tuple(budgets[device].free for device in donors),
+        tuple(budgets[device].link_speed for device in donors),
+    )
+    return best_links(work, columns, _ring(size, donors, budgets)) if search else quick_links(work, columns)
+
+
+def _build(
+    blocks: Sequence[Block],
+    fixed: Sequence[Reason | None],
+    work: Work,
+    size: ModelSize,
+    links: Sequence[int],
+    compute: DeviceId,
+    donors: Sequence[DeviceBudget],
+) -> Plan:
+    """The plan with a reason for each block, and what the simulator expects of it."""
+    whole = sum(work.seconds)
+    threshold = _LOW_INTENSITY * whole / size.total if size.total and donors else 0.0
+    homes = [budget.device for budget in donors]
+    placements: list[Placement] = []
+    held = [0] * len(donors)
+    for block, reason, seconds, link in zip(blocks, fixed, work.seconds, links, strict=True):
+        if link != RESIDENT:
+            held[link] += block.bytes
+            placements.append(Placement(block.name, block.bytes, homes[link], compute, Reason.STREAMED))
+            continue
+        low = seconds < threshold * block.bytes
+        reason = reason or (Reason.LOW_INTENSITY if low else Reason.RESIDENT)
+        placements.append(Placement(block.name, block.bytes, compute, compute, reason))
+    speeds = tuple(budget.link_speed for budget in donors)
+    ring = RingModel(max(size.ring, size.largest), speeds)
+    forecast = Forecast(
+        ring.step_seconds(work.seconds, work.sizes, links),
+        whole,
+        tuple((home, count / speed) for home, count, speed in zip(homes, held, speeds, strict=True)),
+    )
+    return Plan(compute, tuple(placements), size.ring_for(sum(held)), forecast)

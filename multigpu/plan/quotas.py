@@ -1,0 +1,194 @@
+"""Quotas: from a request and the devices' budgets to bytes per device, before any block is looked at.
+
+The quotas of a plan sum to the model's bytes exactly. Rounding to whole blocks comes later and moves each device by
+less than one block; `room` leaves space for that wherever the planner, and not the user, chooses the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import AllocationError, DoesNotFit, UnknownDevice
+from ..units import GIB, format_bytes, write_bytes_below
+from .request import WHOLE, Auto, Expert, Mode, Part, Request, VirtualVram
+from .types import CPU, DeviceBudget, DeviceId
+
+Quotas = dict[DeviceId, int]
+Budgets = Mapping[DeviceId, DeviceBudget]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A model in four numbers: all bytes, those that cannot leave, the largest block that can, and the staging ring."""
+
+    total: int
+    immovable: int
+    largest: int
+    ring: int
+
+    @property
+    def movable(self) -> int:
+        return self.total - self.immovable
+
+    def ring_for(self, leaving: int) -> int:
+        """Staging memory for so many streamed bytes: never more than they are, never less than the largest block."""
+        return min(leaving, max(self.ring, self.largest))
+
+
+def room(budget: DeviceBudget, size: ModelSize) -> int:
+    """Bytes a device takes for certain: its free memory less the rounding of one block."""
+    return max(0, budget.free - size.largest)
+
+
+def default_reserve(budget: DeviceBudget) -> int:
+    """Memory that `auto` keeps free for inference: 2 GiB, on small devices a quarter of their memory."""
+    return min(2 * GIB, budget.total // 4)
+
+
+def lookup(device: DeviceId, budgets: Budgets) -> DeviceBudget:
+    """The budget of a device. Raises `UnknownDevice` with the devices that are there."""
+    if device not in budgets:
+        raise UnknownDevice(f"{device} is not present; this machine has {', '.join(map(str, sorted(budgets)))}")
+    return budgets[device]
+
+
+def expert_quotas(request: Expert, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
+    """Bytes per device of an expert allocation, in the user's order. See `docs/allocation.md` for the rules."""
+    parts = [(part.device or compute, part) for part in request.parts]
+    for device, _ in parts:
+        lookup(device, budgets)
+    if request.mode is Mode.RATIO and len(parts) > 1 and not any(part.remainder for _, part in parts):
+        quotas = _in_proportion([(device, part.amount or 0) for device, part in parts], size.total)
+    else:
+        quotas = _filled_in_order(parts, request.mode, size.total, budgets)
+    return _with_immovable(quotas, size, compute)
+
+
+def _in_proportion(shares: list[tuple[DeviceId, int]], total: int) -> Quotas:
+    """Split `total` exactly: each border is rounded down, so no device is off by a byte or more."""
+    whole = sum(share for _, share in shares)
+    quotas: Quotas = {}
+    seen = border = 0
+    for device, share in shares:
+        seen += share
+        quotas[device] = total * seen // whole - border
+        border += quotas[device]
+    return quotas
+
+
+def _filled_in_order(parts: list[tuple[DeviceId, Part]], mode: Mode, total: int, budgets: Budgets) -> Quotas:
+    """Fill the plain amounts in the user's order, then the starred ones; the lone star, or cpu, takes what is left."""
+    quotas = {device: 0 for device, _ in parts}
+    left = total
+    for device, part in sorted(parts, key=lambda entry: (entry[1].remainder, entry[1].amount is None)):
+        take = left if part.amount is None else min(left, _in_bytes(part.amount, mode, total, budgets[device]))
+        quotas[device] = take
+        left -= take
+    if left:
+        lookup(CPU, budgets)
+        quotas[CPU] = quotas.get(CPU, 0) + left
+    return quotas
+
+
+def _in_bytes(amount: int, mode: Mode, total: int, budget: DeviceBudget) -> int:
+    if mode is Mode.BYTES:
+        return amount
+    return amount * (total if mode is Mode.RATIO else budget.total) // WHOLE
+
+
+def _with_immovable(quotas: Quotas, size: ModelSize, compute: DeviceId) -> Quotas:
+    """Give the compute device at least the bytes that cannot leave it; the last devices named give way first."""
+    missing = size.immovable - quotas.get(compute, 0)
+    result = {compute: max(size.immovable, quotas.get(compute, 0)), **{d: n for d, n in quotas.items() if d != compute}}
+    for device in reversed([device for device in result if device != compute]):
+        given = min(max(0, missing), result[device])
+        result[device] -= given
+        missing -= given
+    return result
+
+
+def virtual_quotas(request: VirtualVram, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
+    """`request.bytes` leave the compute device (all that can, if that is less); donors fill in the order given."""
+    left = min(request.bytes, size.movable)
+    quotas = {compute: size.total - left}
+    if not left:
+        return quotas
+    if compute in request.donors:
+        raise AllocationError(
+            f"{compute} computes, so it cannot be its own donor; choose another device, for example cpu"
+        )
+    for donor in request.donors[:-1]:
+        quotas[donor] = min(left, room(lookup(donor, budgets), size))
+        left -= quotas[donor]
+    lookup(request.donors[-1], budgets)
+    quotas[request.donors[-1]] = left
+    return quotas
+
+
+def auto_leaving(request: Auto, size: ModelSize, budget: DeviceBudget) -> int:
+    """Bytes that have to leave the compute device so that the reserve stays free: none, if the model fits beside it."""
+    reserve = default_reserve(budget) if request.reserve is None else request.reserve
+    usable = budget.free - reserve
+    if size.total <= usable:
+        return 0
+    leaving = min(size.movable, size.total + max(size.ring, size.largest) - usable)
+    if size.total - leaving + size.ring_for(leaving) > usable:
+        raise DoesNotFit(_even_at_best(budget, size, reserve))
+    return leaving
+
+
+def _even_at_best(budget: DeviceBudget, size: ModelSize, reserve: int) -> str:
+    needed = size.immovable + size.ring_for(size.movable)
+    problem = f"{format_bytes(needed)} are needed on {budget.device} even if all that can leave does"
+    if needed > budget.free:
+        return f"{problem}, but {format_bytes(budget.free)} are free there; compute on a device with more free memory"
+    asked = f"{format_bytes(reserve)} of the {format_bytes(budget.free)} free there are to stay free for inference"
+    return f"{problem}, but {asked}; write auto,{write_bytes_below(budget.free - needed)}"
+
+
+def auto_quotas(leaving: int, donors: Iterable[DeviceBudget], size: ModelSize, compute: DeviceId) -> Quotas | None:
+    """Share `leaving` among the donors by the speed of their links, each within its room; None if it has no room."""
+    open_donors = list(donors)
+    rooms = {budget.device: room(budget, size) for budget in open_donors}
+    if leaving > sum(rooms.values()):
+        return None
+    quotas = {compute: size.total - leaving, **{budget.device: 0 for budget in open_donors}}
+    left = leaving
+    while left:
+        speeds = [(budget.device, max(1, int(budget.link_speed))) for budget in open_donors]
+        for device, share in _in_proportion(speeds, left).items():
+            take = min(share, rooms[device] - quotas[device])
+            quotas[device] += take
+            left -= take
+        open_donors = [budget for budget in open_donors if quotas[budget.device] < rooms[budget.device]]
+    return quotas
+
+
+def check_room(held: Quotas, size: ModelSize, budgets: Budgets, compute: DeviceId, request: Request) -> None:
+    """Raise `DoesNotFit` if a device would hold more than it has free, with what would fit instead."""
+    ring = size.ring_for(size.total - held.get(compute, 0))
+    for device, count in held.items():
+        free = lookup(device, budgets).free
+        needed = count + (ring if device == compute else 0)
+        if count and needed > free:
+            staging = f" and {format_bytes(ring)} for staging" if device == compute and ring else ""
+            raise DoesNotFit(
+                f"{format_bytes(count)} of the model are to rest on {device}{staging}, "
+                f"but {format_bytes(free)} are free there; {_what_would_fit(device, size, budgets, compute, request)}"
+            )
+
+
+def _what_would_fit(device: DeviceId, size: ModelSize, budgets: Budgets, compute: DeviceId, request: Request) -> str:
+    """The nearest request that works, in the words of the request that does not."""
+    if device != compute:
+        fits = room(budgets[device], size)
+        if isinstance(request, VirtualVram):
+            return f"{format_bytes(fits)} fit there for certain: lower the virtual VRAM or add a donor"
+        return f"write {device},{write_bytes_below(fits)} or less, and give the rest to another device"
+    fits = room(budgets[compute], size) - max(size.ring, size.largest)
+    if fits < size.immovable:
+        return f"even the {format_bytes(size.immovable)} that cannot leave need more: compute on a larger device"
+    if isinstance(request, VirtualVram):
+        return f"{format_bytes(size.total - fits)} or more of virtual VRAM would fit"
+    return f"write {compute},{write_bytes_below(fits)} or less, and give the rest to another device"

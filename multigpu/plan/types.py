@@ -1,0 +1,283 @@
+"""The data the planner reads and writes: devices, blocks, budgets and plans.
+
+Everything here is immutable, hashable and plain: `to_json` gives values that `json.dumps` takes as they are,
+`from_json` gives the equal object back. Bytes are integers, times are seconds, speeds are bytes per second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import total_ordering
+from typing import Any
+
+from ..errors import AllocationError, InputError
+
+CPU_TYPE = "cpu"
+_DEVICE = re.compile(r"([a-z]+)(?::([0-9]{1,4}))?", re.ASCII)
+
+RAM_BANDWIDTH = 25e9
+"""Assumed speed from RAM when nothing was measured: pinned memory over PCIe 4.0 x16."""
+PEER_BANDWIDTH = 12e9
+"""Assumed speed from another accelerator when nothing was measured: a card in an x8 slot, or without peer access."""
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class DeviceId:
+    """A device: its type and, except for `cpu`, its index. `str()` gives `cuda:0` or `cpu`."""
+
+    type: str
+    index: int | None
+
+    def __post_init__(self) -> None:
+        if (self.index is None) != (self.type == CPU_TYPE):
+            raise AllocationError(f"{self.type!r} with index {self.index}: all devices but cpu have an index")
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceId:
+        """Read `cuda:0`, `cuda` (index 0) or `cpu`, in any case. Raises `AllocationError`."""
+        match = _DEVICE.fullmatch(text.strip().lower())
+        if match is None:
+            raise AllocationError(f"{text!r} is not a device; write its type and number, as in cuda:0, or cpu")
+        kind, index = match.group(1), int(match.group(2) or 0)
+        if kind != CPU_TYPE:
+            return cls(kind, index)
+        if index:
+            raise AllocationError(f"{text!r} is not a device: there is one cpu; write cpu")
+        return CPU
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.index is None
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    def __lt__(self, other: DeviceId) -> bool:
+        return (self.type, self.index or 0) < (other.type, other.index or 0)
+
+
+CPU = DeviceId(CPU_TYPE, None)
+
+
+class Reason(str, Enum):
+    """Why a block rests where it rests. `explain.REASON_TEXT` has the sentence for each."""
+
+    RESIDENT = "resident"
+    LOW_INTENSITY = "low_intensity"
+    STREAMED = "streamed"
+    TINY = "tiny"
+    TIED = "tied"
+    EMBEDDING = "embedding"
+    NOT_CASTABLE = "not_castable"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One entry of the host's load list.
+
+    `bytes` are the stored bytes, scales included. `order` is the place in the order of execution (None: as declared).
+    `compute` is the time in seconds that the compute device spends on this block in one step (None: unknown; the
+    planner then assumes the same time per byte as in the blocks it knows). `immovable` says why the block has to stay
+    on the compute device (None: it may leave).
+    """
+
+    name: str
+    bytes: int
+    kind: str = ""
+    order: int | None = None
+    compute: float | None = None
+    immovable: Reason | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0:
+            raise InputError(f"block {self.name!r} has {self.bytes} bytes; a block cannot be smaller than nothing")
+        if self.compute is not None and not 0 <= self.compute < float("inf"):
+            raise InputError(f"block {self.name!r} computes for {self.compute} s; give seconds, or None when unknown")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, one key per field."""
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "kind": self.kind,
+            "order": self.order,
+            "compute": self.compute,
+            "immovable": None if self.immovable is None else self.immovable.value,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Block:
+        """The block that `to_json` wrote."""
+        reason = data["immovable"]
+        return cls(
+            data["name"],
+            data["bytes"],
+            data["kind"],
+            data["order"],
+            data["compute"],
+            None if reason is None else Reason(reason),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """What a device offers to one plan.
+
+    `total` is its memory, `free` the bytes that this plan may use of it, `bandwidth` the bytes per second from it to
+    the compute device (None: unknown, see `link_speed`).
+    """
+
+    device: DeviceId
+    total: int
+    free: int
+    bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.free <= self.total:
+            raise InputError(f"{self.device} has {self.free} of {self.total} bytes free; free lies between 0 and total")
+        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
+            raise InputError(f"{self.device} has a link of {self.bandwidth} bytes/s; give a positive speed, or None")
+
+    @property
+    def link_speed(self) -> float:
+        """The bandwidth, or what is assumed for this kind of device."""
+        if self.bandwidth is not None:
+            return self.bandwidth
+        return RAM_BANDWIDTH if self.device.is_cpu else PEER_BANDWIDTH
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, one key per field."""
+        return {"device": str(self.device), "total": self.total, "free": self.free, "bandwidth": self.bandwidth}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceBudget:
+        """The budget that `to_json` wrote."""
+        return cls(DeviceId.parse(data["device"]), data["total"], data["free"], data["bandwidth"])
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One block of a plan: where its bytes rest, where it runs, and why."""
+
+    block: str
+    bytes: int
+    home: DeviceId
+    runs_on: DeviceId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the ring simulator expects: seconds per step, of which computing, and seconds each link is busy."""
+
+    step: float
+    compute: float
+    links: tuple[tuple[DeviceId, float], ...]
+
+    @property
+    def slowdown(self) -> float:
+        """Step time over the step time with every block resident."""
+        return self.step / self.compute if self.compute else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each block of one model rests, in order of execution.
+
+    `ring_bytes` is the staging memory on the compute device that the plan counts on; 0 when nothing is streamed.
+    Two plans are equal when they place the same blocks in the same way; the forecast does not count.
+    """
+
+    compute: DeviceId
+    placements: tuple[Placement, ...]
+    ring_bytes: int = 0
+    forecast: Forecast | None = field(default=None, compare=False)
+    streamed: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
+    total_bytes: int = field(init=False, repr=False, compare=False)
+    _by_name: dict[str, Placement] = field(init=False, repr=False, compare=False)
+    _bytes: dict[DeviceId, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, Placement] = {}
+        bytes_by_home = {self.compute: 0}
+        for placement in self.placements:
+            if placement.block in by_name:
+                raise InputError(f"the block {placement.block!r} is in the plan twice; block names must differ")
+            by_name[placement.block] = placement
+            bytes_by_home[placement.home] = bytes_by_home.get(placement.home, 0) + placement.bytes
+        # The derived fields of a frozen object are filled here, once.
+        object.__setattr__(self, "streamed", tuple(p for p in self.placements if p.home != p.runs_on))
+        object.__setattr__(self, "total_bytes", sum(bytes_by_home.values()))
+        object.__setattr__(self, "_by_name", by_name)
+        object.__setattr__(self, "_bytes", bytes_by_home)
+
+    def __hash__(self) -> int:
+        # Cheap on purpose: equal plans agree in these, and plans that differ only elsewhere are told apart by `==`.
+        return hash((self.compute, self.ring_bytes, len(self.placements), *self._bytes.items()))
+
+    def __getitem__(self, block: str) -> Placement:
+        """The placement of a block. Raises `KeyError` for a block that is not in the plan."""
+        return self._by_name[block]
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._by_name
+
+    def home(self, block: str) -> DeviceId:
+        """Where the block rests. Raises `KeyError` for a block that is not in the plan."""
+        return self._by_name[block].home
+
+    def bytes_on(self, device: DeviceId) -> int:
+        """Bytes of the model that rest on the device."""
+        return self._bytes.get(device, 0)
+
+    def bytes_by_home(self) -> dict[DeviceId, int]:
+        """Bytes per home, the compute device first, the others as they first appear in the order of execution."""
+        return dict(self._bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values. `runs_on` is written only where it is not the compute device."""
+        placements = []
+        for p in self.placements:
+            entry = {"block": p.block, "bytes": p.bytes, "home": str(p.home), "reason": p.reason.value}
+            placements.append(entry if p.runs_on == self.compute else {**entry, "runs_on": str(p.runs_on)})
+        forecast = self.forecast and {
+            "step": self.forecast.step,
+            "compute": self.forecast.compute,
+            "links": {str(device): seconds for device, seconds in self.forecast.links},
+        }
+        return {
+            "version": 1,
+            "compute": str(self.compute),
+            "ring_bytes": self.ring_bytes,
+            "bytes_by_home": {str(device): count for device, count in self._bytes.items()},
+            "forecast": forecast,
+            "placements": placements,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_json` wrote. Raises `InputError` for another version or missing keys."""
+        if data.get("version") != 1:
+            raise InputError(f"this plan has version {data.get('version')!r}; this release reads version 1: plan again")
+        devices = {text: DeviceId.parse(text) for text in {data["compute"], *(p["home"] for p in data["placements"])}}
+        compute = devices[data["compute"]]
+        placements = tuple(
+            Placement(
+                p["block"],
+                p["bytes"],
+                devices[p["home"]],
+                DeviceId.parse(p["runs_on"]) if "runs_on" in p else compute,
+                Reason(p["reason"]),
+            )
+            for p in data["placements"]
+        )
+        forecast = data["forecast"] and Forecast(
+            data["forecast"]["step"],
+            data["forecast"]["compute"],
+            tuple((DeviceId.parse(device), seconds) for device, seconds in data["forecast"]["links"].items()),
+        )
+        return cls(compute, placements, data["ring_bytes"], forecast)
