@@ -1,0 +1,10 @@
+"""Simulated accelerators: several devices, streams, links and a race detector on a machine without any.
+
+`simdev.install("cuda", 3, capacity)` makes the CPU wheel of torch present `cuda:0..2`; see docs/simulated-devices.md.
+"""
+
+from .build import NoCompiler, build
+from .install import GiB, current, install, install_from_text
+from .world import Copy, World
+
+__all__ = ["Copy", "GiB", "NoCompiler", "World", "build", "current", "install", "install_from_text"]

@@ -1,0 +1,137 @@
+"""Put the simulated devices in torch's place for `cuda` or `npu`. Process-wide and one-way."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+import torch
+
+from .build import load
+from .devmod import DeviceApi
+from .world import World
+
+GiB = 1024**3
+KINDS = ("cuda", "npu")
+PRETENDED_CUDA = "12.8"
+
+_installed: list[World] = []  # at most one: torch can be changed once per process
+
+
+def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World:
+    """Simulate `count` devices of `kind` in this process; `capacity` in bytes, one for all or one each.
+
+    Must run before anything asks torch about devices (so before ComfyUI is imported). Raises NoCompiler where there is no
+    compiler, RuntimeError where devices of this kind really exist or others are already simulated.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"cannot simulate {kind!r}: use one of {', '.join(KINDS)}")
+    if _installed:
+        raise RuntimeError(f"this process already simulates {_installed[0].kind}: start another process")
+    capacities = [capacity] * count if isinstance(capacity, int) else list(capacity)
+    if len(capacities) != count:
+        raise ValueError(f"{len(capacities)} capacities for {count} devices: give one number, or one for each device")
+    if torch.cuda.is_available():
+        raise RuntimeError("this torch has real CUDA devices: use the CPU wheel for the simulation")
+    native = _install_cuda() if kind == "cuda" else _install_npu()
+    native.set_device_count(count)
+    _installed.append(World(native, kind, capacities))
+    return _installed[0]
+
+
+def current() -> World:
+    """The world that `install` made in this process."""
+    if not _installed:
+        raise RuntimeError("no devices are simulated in this process: call simdev.install first")
+    return _installed[0]
+
+
+def install_from_text(text: str) -> World:
+    """`cuda`, `cuda:3`, `cuda:3:6g` or `cuda:2:6g,512m`: kind, number of devices, memory of each (m or g)."""
+    kind, *rest = text.split(":")
+    try:
+        count = int(rest[0]) if rest else 3
+        sizes = [_size(part) for part in rest[1].split(",")] if len(rest) > 1 else [GiB]
+    except ValueError as error:
+        raise ValueError(f"cannot read {text!r}: {error}; write for example cuda:3:6g or npu:2:6g,512m") from None
+    return install(kind, count, sizes[0] if len(sizes) == 1 else sizes)
+
+
+def _size(text: str) -> int:
+    units = {"m": 1024**2, "g": GiB}
+    if text[-1:].lower() not in units:
+        raise ValueError(f"size {text!r} must end in m or g")
+    return int(float(text[:-1]) * units[text[-1].lower()])
+
+
+def _install_npu() -> Any:
+    native = load("npu")
+    native.install_hooks()
+    torch.utils.rename_privateuse1_backend("npu")
+    module = types.ModuleType("torch.npu")
+    module.__dict__.update(DeviceApi(native, "npu").namespace())
+    torch._register_device_module("npu", module)
+    sys.modules["torch.npu"] = module
+    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    companion = types.ModuleType("torch_npu")  # programs look for the package beside the device
+    companion.__spec__ = importlib.machinery.ModuleSpec("torch_npu", None)
+    companion.__dict__["__version__"] = torch.__version__
+    sys.modules["torch_npu"] = companion
+    return native
+
+
+def _install_cuda() -> Any:
+    for name in ("torch._dynamo", "torch._inductor.utils"):  # they ask torch._C for CUDA while they are imported
+        importlib.import_module(name)
+    native = load("cuda")
+    native.install_hooks()
+    torch.version.cuda = PRETENDED_CUDA
+    namespace = DeviceApi(native, "cuda").namespace()
+    namespace["cudart"] = lambda: _CudaRuntime(native)
+    for name, value in namespace.items():
+        setattr(torch.cuda, name, value)
+    for module in ("torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams"):
+        target = importlib.import_module(module)
+        for name in namespace.keys() & vars(target).keys():
+            setattr(target, name, namespace[name])
+    _add_cuda_storage(native)
+    return native
+
+
+class _CudaRuntime:
+    """The two functions of the CUDA runtime that torch.cuda.cudart() is used for here; they return its error numbers."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        return int(self._native.register_host(pointer, size))
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        return int(self._native.unregister_host(pointer))
+
+
+def _add_cuda_storage(native: Any) -> None:
+    """Creating and resizing CUDA storages is compiled out of CPU-only wheels."""
+    storage: Any = torch.UntypedStorage
+    plain_new, plain_resize = storage.__new__, storage.resize_
+
+    def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        sized = len(args) == 1 and isinstance(args[0], int)
+        if sized and device is not None and torch.device(device).type == "cuda":
+            return torch.empty(args[0], dtype=torch.uint8, device=device).untyped_storage()
+        if device is not None:
+            kwargs["device"] = device
+        return plain_new(cls, *args, **kwargs)
+
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return plain_resize(self, size)
+        native.storage_resize(self, size)
+        return self
+
+    storage.__new__ = new
+    storage.resize_ = resize_
