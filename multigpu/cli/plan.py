@@ -1,0 +1,166 @@
+"""`multigpu plan`: where would the blocks of a model rest? Reads headers only and moves nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InputError
+from ..files import Model, describe_model, read_tensors
+from ..files.families import COMPONENTS
+from ..files.model_file import READERS
+from ..plan import (
+    Auto,
+    DeviceBudget,
+    DeviceId,
+    Plan,
+    Request,
+    VirtualVram,
+    explain,
+    format_request,
+    make_plan,
+    parse_devices,
+    parse_request,
+    read_gib,
+)
+from .machine import machine_budgets
+
+_DEVICE = re.compile(r"(?P<device>[^=@/]+)=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]+))?(?:@(?P<speed>[0-9]+(\.[0-9]+)?))?")
+_EXAMPLE = "cuda:0=24g@53,cuda:1=12g@12,cpu=64g@25"
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print the plan; every wrong input is raised as `InputError`."""
+    options = parser().parse_intermixed_args(arguments)
+    files, text = split_words(options.words)
+    request = read_request(options, text)
+    model = describe_model(read_tensors(files), options.component, options.step_seconds)
+    budgets = parse_budgets(options.devices) if options.devices else machine_budgets(_note)
+    compute = _compute_device(options.compute, request, budgets)
+    ring = read_gib(options.ring) if options.ring else None
+    plan = make_plan(request, model.blocks, budgets, compute, ring_bytes=ring)
+    if options.json:
+        sys.stdout.write(json.dumps(_as_data(files, request, model, plan), indent=1) + "\n")
+    elif options.block:
+        sys.stdout.write(explain.block_reason(plan, options.block) + "\n")
+    else:
+        sys.stdout.write(_as_text(files, request, model, plan, options.step_seconds))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `multigpu plan`."""
+    it = argparse.ArgumentParser(
+        "multigpu plan",
+        usage="multigpu plan FILE [FILE ...] [ALLOCATION | --virtual-vram GB --donor DEVICE | --auto] [options]",
+        description="Show where the blocks of a model would rest. Reads only the headers of its files, moves nothing.",
+        allow_abbrev=False,
+    )
+    it.add_argument(
+        "words",
+        nargs="+",
+        metavar="FILE, ALLOCATION",
+        help="a .safetensors or .gguf file, an index of shards (.json), or all shards of one model; then, if wanted, "
+        "an allocation such as 'cuda:0,8gb;cpu,*'",
+    )
+    it.add_argument("--devices", help=f"free memory and link speed in GB/s of each device, as in {_EXAMPLE}")
+    it.add_argument("--compute", help="the compute device (default: the first accelerator)")
+    it.add_argument("--virtual-vram", metavar="GB", help="so much leaves the compute device, as in 8 or 512mb")
+    it.add_argument("--donor", action="append", metavar="DEVICE", help="where it goes (default: cpu); may be repeated")
+    it.add_argument("--auto", action="store_true", help="let the planner decide (the default)")
+    it.add_argument(
+        "--component", choices=list(COMPONENTS), help="which model of a whole checkpoint (default: diffusion)"
+    )
+    it.add_argument(
+        "--step-seconds", type=_positive, metavar="S", help="measured time of a step with all blocks resident"
+    )
+    it.add_argument("--ring", metavar="SIZE", help="staging memory on the compute device, as in 512mb")
+    it.add_argument("--block", metavar="NAME", help="print only why this block rests where it does")
+    it.add_argument("--json", action="store_true", help="print the plan as JSON")
+    return it
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time; give seconds, as in 0.2")
+    return value
+
+
+def split_words(words: Sequence[str]) -> tuple[list[Path], str | None]:
+    """Tell files from the allocation: what has a model's suffix or exists is a file."""
+    suffixes = (*READERS, ".json")
+    files: list[str] = []
+    others: list[str] = []
+    for word in words:
+        is_file = word.lower().endswith(suffixes) or Path(word).exists()
+        (files if is_file else others).append(word)
+    if len(others) > 1:
+        raise InputError(
+            f"{' and '.join(map(repr, others))} are not model files; give files and at most one allocation"
+        )
+    if not files:
+        raise InputError(f"{others[0]!r} is not a model file; give a .safetensors or .gguf file, or an index (.json)")
+    return [Path(word) for word in files], others[0] if others else None
+
+
+def read_request(options: argparse.Namespace, text: str | None) -> Request:
+    """The one request among allocation, virtual VRAM and auto."""
+    given = [text is not None, options.virtual_vram is not None, options.auto]
+    if sum(given) > 1:
+        raise InputError("an allocation, --virtual-vram and --auto exclude each other; give one")
+    if options.donor and options.virtual_vram is None:
+        raise InputError("--donor goes with --virtual-vram; for example --virtual-vram 8 --donor cpu")
+    if text is not None:
+        return parse_request(text)
+    if options.virtual_vram is not None:
+        return VirtualVram(read_gib(options.virtual_vram), parse_devices(",".join(options.donor or ["cpu"])))
+    return Auto()
+
+
+def parse_budgets(text: str) -> list[DeviceBudget]:
+    """Read `cuda:0=22g/24g@53,cpu=64g`: free memory, total memory if it differs, GB/s (powers of ten) if known."""
+    budgets = []
+    for piece in text.split(","):
+        match = _DEVICE.fullmatch(piece.strip())
+        if match is None:
+            raise InputError(f"{piece.strip()!r} is not a device's budget; for example --devices {_EXAMPLE}")
+        free = read_gib(match["free"])
+        total = read_gib(match["total"]) if match["total"] else free
+        speed = float(match["speed"]) * 1e9 if match["speed"] else None
+        budgets.append(DeviceBudget(DeviceId.parse(match["device"]), total, free, speed))
+    return budgets
+
+
+def _compute_device(text: str | None, request: Request, budgets: Sequence[DeviceBudget]) -> DeviceId:
+    if text:
+        return DeviceId.parse(text)
+    if not isinstance(request, Auto) and request.compute is not None:
+        return request.compute
+    return next((b.device for b in budgets if not b.device.is_cpu), budgets[0].device)
+
+
+def _as_text(files: Sequence[Path], request: Request, model: Model, plan: Plan, step_seconds: float | None) -> str:
+    component = f", its {model.component} model" if model.component else ""
+    kind = f"a {model.family} model" if model.family != "unknown" else "a model of no known family, by module"
+    title = f"{', '.join(path.name for path in files)}: {kind}{component}; request {format_request(request)}\n"
+    timing = "" if step_seconds else "Times are rough estimates; --step-seconds makes them yours.\n"
+    return f"{title}\n{explain.table(plan)}\n{timing if plan.streamed else ''}"
+
+
+def _as_data(files: Sequence[Path], request: Request, model: Model, plan: Plan) -> dict[str, object]:
+    return {
+        "files": [str(path) for path in files],
+        "family": model.family,
+        "component": model.component,
+        "request": format_request(request),
+        "plan": plan.to_json(),
+    }
+
+
+def _note(sentence: str) -> None:
+    sys.stderr.write(f"multigpu plan: {sentence}\n")
