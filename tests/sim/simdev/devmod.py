@@ -129,9 +129,7 @@ class DeviceApi:
                 return super().__new__(cls, device=torch.device(kind, index(device)), priority=priority)
 
         def wrap(stream: torch.Stream) -> Stream:
-            return Stream(
-                stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-            )
+            return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
         class EventType(type):
             def __instancecheck__(cls, instance: object) -> bool:

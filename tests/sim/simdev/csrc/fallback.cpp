@@ -13,8 +13,9 @@ bool starts_with(const std::string& s, const char* prefix) {
 
 // Indexing accepts index tensors on the CPU, as real devices do.
 bool takes_cpu_indices(const std::string& name) {
-  return starts_with(name, "aten::index") || starts_with(name, "aten::_index_put") ||
-         starts_with(name, "aten::_unsafe_index");
+  static const std::set<std::string> names{"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
+                                           "aten::_unsafe_index", "aten::_unsafe_index_put"};
+  return names.count(name) > 0;
 }
 
 // Operators whose result's shape depends on the data: the host has to wait for them.

@@ -59,19 +59,6 @@ void record_stream(at::Tensor& t, c10::Stream s) {
   device_allocator().recordStream(t.storage().data_ptr(), s);
 }
 
-void convolution(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
-  fallback(op, stack);
-}
-
-// The CPU's operator takes the sizes of the bias as one more argument.
-void convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
-  int64_t out_channels = (*stack)[stack->size() - 10].toTensor().size(1);
-  stack->insert(stack->end() - 7, c10::IValue(std::vector<int64_t>{out_channels}));
-  fallback(op, stack);
-}
-
 int64_t attention_choice(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
                          bool gqa) {
@@ -112,10 +99,9 @@ void register_kernels(torch::Library& m) {
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Storage_storage_offset", set_view);
   m.impl("record_stream", record_stream);
-  for (auto name : {"native_layer_norm", "native_group_norm", "native_layer_norm_backward", "native_group_norm_backward"})
+  for (auto name : {"native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+                    "convolution", "convolution_backward"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 }  // namespace

@@ -1,0 +1,133 @@
+"""Memory that runs out, is counted, and is poisoned."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+MiB = 1024**2
+GiB = 1024**3
+
+
+def test_out_of_memory_at_the_limit(sim):
+    sim.limit(sim.device(1), MiB)
+    kept = torch.zeros(1000, device=sim.device(1))
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 4194304 bytes"):
+        torch.empty(MiB, device=sim.device(1))
+    torch.empty(MiB, device=sim.device(0))  # only the limited device is full
+    assert torch.get_device_module(sim.kind).memory_stats(sim.device(1))["num_ooms"] == 1
+    assert kept.sum().item() == 0
+
+
+def test_results_of_operations_count_too(sim):
+    x = torch.ones(1000, 100, device=sim.device(0))
+    sim.limit(sim.device(0), sim.allocated(0) + 100_000)
+    with pytest.raises(torch.OutOfMemoryError):
+        x @ x.t()
+
+
+def test_freed_memory_can_be_used_again(sim):
+    sim.limit(sim.device(0), 2 * MiB)
+    for _ in range(10):
+        torch.zeros(MiB + 1000, dtype=torch.uint8, device=sim.device(0))
+    assert sim.peak(0) < 2 * MiB
+
+
+def test_counters(sim):
+    module = torch.get_device_module(sim.kind)
+    base = sim.allocated(1)
+    x = torch.zeros(1000, device=sim.device(1))  # 4000 bytes, rounded up to 4096
+    y = torch.zeros(100_000, device=sim.device(1))
+    assert sim.allocated(1) - base == 4096 + 400_384
+    assert module.memory_allocated(1) == sim.allocated(1)
+    del y
+    assert sim.allocated(1) - base == 4096
+    assert sim.peak(1) - base == 4096 + 400_384 == module.max_memory_allocated(1) - base
+    assert module.memory_reserved(1) - base == 4096 + 400_384
+    free, total = module.mem_get_info(sim.device(1))
+    assert (free, total) == (GiB - module.memory_reserved(1), GiB)
+    module.empty_cache()
+    assert module.memory_reserved(1) == sim.allocated(1) == sim.reserved(1)
+    module.reset_peak_memory_stats(1)
+    assert sim.peak(1) == sim.allocated(1)
+    stats = module.memory_stats(sim.device(1))
+    assert stats["allocated_bytes.all.current"] == stats["active_bytes.all.current"] == sim.allocated(1)
+    assert stats["reserved_bytes.all.current"] == sim.reserved(1)
+    assert x.sum().item() == 0
+
+
+def test_memory_of_other_processes(sim):
+    module = torch.get_device_module(sim.kind)
+    free, _ = module.mem_get_info(sim.device(2))
+    sim.occupy(sim.device(2), GiB - 4 * MiB)
+    assert module.mem_get_info(sim.device(2))[0] == free - (GiB - 4 * MiB)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(5 * MiB, dtype=torch.uint8, device=sim.device(2))
+
+
+def test_reset_restores_limits_and_counters(sim):
+    sim.limit(sim.device(0), MiB)
+    torch.ones(4).to(sim.device(0))
+    sim.reset()
+    assert torch.get_device_module(sim.kind).mem_get_info(sim.device(0))[1] == GiB
+    assert sim.moved("cpu", sim.device(0)) == 0
+    assert sim.peak(0) == sim.allocated(0)
+
+
+def test_fresh_memory_is_poisoned(sim):
+    assert torch.isnan(torch.empty(8, device=sim.device(0))).all()
+    assert torch.isnan(torch.empty(8, dtype=torch.bfloat16, device=sim.device(0))).all()
+
+
+def test_freed_memory_is_poisoned(sim):
+    """A copy that was queued on a stream which the allocator was not told about reads what is there by then: garbage."""
+    module = torch.get_device_module(sim.kind)
+    side = module.Stream(sim.device(0))
+    x = torch.ones(4, device=sim.device(0))
+    target = torch.zeros(4, device=sim.device(0))
+    side.wait_stream(module.current_stream(sim.device(0)))
+    with module.stream(side):
+        target.copy_(x, non_blocking=True)
+    del x
+    side.synchronize()
+    assert torch.isnan(target).all()
+    assert [race.kind for race in sim.take_races()] == ["missing record_stream"]
+
+
+def test_pinned_tensors_are_rounded_up(sim):
+    before = sim.pinned_bytes()
+    pinned = torch.empty(3 * MiB, dtype=torch.uint8, pin_memory=True)
+    assert pinned.is_pinned()
+    assert pinned[MiB:].is_pinned()
+    assert sim.pinned_bytes() - before == 4 * MiB
+    assert torch.ones(3).pin_memory().is_pinned()
+    assert not torch.ones(3).is_pinned()
+    del pinned
+    assert sim.pinned_bytes() == before
+
+
+def test_registered_memory_is_pinned_as_it_is(sim):
+    if sim.kind != "cuda":
+        pytest.skip("cudaHostRegister is CUDA's")
+    runtime = torch.cuda.cudart()
+    before = sim.pinned_bytes()
+    arena = torch.zeros(3 * MiB, dtype=torch.uint8)
+    assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 1) == 0
+    assert arena.is_pinned()
+    assert arena[MiB:].is_pinned()
+    assert sim.pinned_bytes() - before == 3 * MiB
+    assert runtime.cudaHostRegister(arena.data_ptr() + 512, 1024, 1) == 712  # already registered
+    assert runtime.cudaHostUnregister(arena.data_ptr() + 512) == 713  # not the start of a registered range
+    assert runtime.cudaHostUnregister(arena.data_ptr()) == 0
+    assert not arena.is_pinned()
+    assert runtime.cudaHostUnregister(arena.data_ptr()) == 713
+    assert sim.pinned_bytes() == before
+
+
+def test_names_of_devices_are_checked(sim):
+    with pytest.raises(ValueError, match=f"'{sim.kind}:5' is not a device of this simulation: use one of {sim.kind}:0"):
+        sim.peak(f"{sim.kind}:5")
+    with pytest.raises(ValueError, match="cpu"):
+        sim.moved("cpu", f"{sim.kind}:5")
+    with pytest.raises(ValueError, match=sim.kind):
+        sim.limit("cpu", GiB)
