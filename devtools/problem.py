@@ -1,0 +1,52 @@
+"""The one error people meet: a sentence that says what to do, and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+
+class Problem(Exception):
+    """Something outside this program is in the way. The message is one sentence that says what to do about it."""
+
+
+def full_disk(where: Path) -> Problem:
+    return Problem(
+        f"The disk that holds {where} is full; free some space there (about 5 GB) and run the same command again."
+    )
+
+
+def no_network(what: str) -> Problem:
+    return Problem(
+        f"The package index could not be reached to download {what}; "
+        "check the network (or pip's index settings) and run the same command again."
+    )
+
+
+def wrong_hash(what: str) -> Problem:
+    return Problem(f"The download of {what} does not have the hash that is expected; do not use it, and report it.")
+
+
+def from_os_error(error: OSError) -> Problem | None:
+    """The problem behind an OSError, if it is one that the user can mend; None for anything that is our own fault."""
+    where = Path(error.filename) if isinstance(error.filename, str) else Path.cwd()
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return full_disk(where)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Problem(f"{where} cannot be written; make it writable for you, or clone into a folder of your own.")
+    return None
+
+
+def from_pip_output(text: str, what: str, where: Path) -> Problem:
+    """What went wrong in pip, from what it printed."""
+    if "No space left on device" in text or "Errno 28" in text:
+        return full_disk(where)
+    if "DO NOT MATCH THE HASHES" in text:
+        return wrong_hash(what)
+    unreachable = ("Failed to establish a new connection", "name resolution", "ConnectTimeout", "NewConnectionError",
+                   "Max retries exceeded", "Connection refused", "Network is unreachable", "Read timed out",
+                   "No matching distribution found", "Could not find a version")  # fmt: skip
+    if any(sign in text for sign in unreachable):
+        return no_network(what)
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+    return Problem(f"pip could not install {what}: {last}; mend that and run the same command again.")

@@ -1,0 +1,55 @@
+"""A real ComfyUI per row of the host table, started once per run; `start_host` starts further ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devtools.hosts import HOSTS, Host
+from devtools.places import Places
+from devtools.server import Server
+from tests.host.driver import Driver, spec_for
+
+StartHost = Callable[..., Driver]
+
+
+@pytest.fixture(scope="session", params=HOSTS, ids=lambda host: host.version)
+def host(request: pytest.FixtureRequest) -> Host:
+    """Every test that uses this, or a fixture that does, runs for every row of the table."""
+    row: Host = request.param
+    if not Places.here().host_tree(row.version).is_dir():
+        pytest.fail(f"ComfyUI {row.version} is not there; `python dev.py test --only host` fetches it")
+    return row
+
+
+@pytest.fixture(scope="session")
+def comfy(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """The shared server of a host version. Tests leave nothing loaded that another would stumble over."""
+    yield from _served(host, tmp_path_factory.mktemp(f"host-{host.version}"))
+
+
+@pytest.fixture
+def start_host(host: Host, tmp_path: Path) -> Iterator[StartHost]:
+    """Starts a server of one's own, with any field of `ServerSpec` changed; stopped when the test ends."""
+    started: list[Iterator[Driver]] = []
+
+    def start(**changes: Any) -> Driver:
+        serving = _served(host, tmp_path / f"base-{len(started)}", **changes)
+        started.append(serving)
+        return next(serving)
+
+    yield start
+    for serving in reversed(started):
+        next(serving, None)
+
+
+def _served(host: Host, base: Path, **changes: Any) -> Iterator[Driver]:
+    with Server(spec_for(host, base, Path(sys.executable), **changes)) as server:
+        driver = Driver(server)
+        yield driver
+        ours = driver.our_tracebacks()
+    assert not ours, "ComfyUI logged tracebacks through our code:\n" + "\n".join(ours)

@@ -1,0 +1,87 @@
+"""The routes under `/debug/`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from typing import Any
+
+import comfy.model_management as model_management
+from aiohttp import web
+from server import PromptServer
+
+from . import memory
+from .snapshot import Snapshot
+
+FLAG = "_mgpu_unload_distorch_model"
+
+
+def add_routes(snapshot: Snapshot) -> None:
+    routes = PromptServer.instance.routes
+
+    @routes.get("/debug/models")
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response([_row(loaded) for loaded in list(model_management.current_loaded_models)])
+
+    @routes.get("/debug/memory")
+    async def process_memory(request: web.Request) -> web.Response:
+        facts = {"pid": os.getpid(), **memory.of_process()}
+        if "everything" in request.query:
+            facts["tensors"] = memory.of_everything()
+        return web.json_response(facts)
+
+    @routes.get("/debug/patched")
+    async def patched(_: web.Request) -> web.Response:
+        return web.json_response({"watched": len(snapshot), "differences": snapshot.differences()})
+
+    @routes.get("/debug/idle")
+    async def idle(_: web.Request) -> web.Response:
+        return web.json_response(_worker_waits())
+
+    @routes.post("/debug/collect")
+    async def collect(_: web.Request) -> web.Response:
+        return web.json_response(gc.collect())
+
+
+def _row(loaded: Any) -> dict[str, Any]:
+    """One entry of `current_loaded_models`. A patcher that is gone leaves only `alive: false`."""
+    patcher = loaded.model
+    if patcher is None:
+        return {"alive": False}
+    model = patcher.model
+    return {
+        "alive": True,
+        "patcher_id": id(patcher),
+        "patcher_class": type(patcher).__name__,
+        "model_id": id(model),
+        "model_class": type(model).__name__,
+        "load_device": str(patcher.load_device),
+        "offload_device": str(patcher.offload_device),
+        "entry_device": str(loaded.device),
+        "dynamic": patcher.is_dynamic(),
+        "model_size": patcher.model_size(),
+        "loaded_size": patcher.loaded_size(),
+        "currently_used": bool(loaded.currently_used),
+        "flag": getattr(model, FLAG, None),
+        "storages": memory.of_module(model),
+    }
+
+
+def _worker_waits() -> bool:
+    """Whether the prompt worker has nothing to do: no flag and no prompt is set, and it sits in the queue's `get`."""
+    queue = PromptServer.instance.prompt_queue
+    with queue.mutex:
+        if queue.get_flags(reset=False) or queue.queue or queue.currently_running:
+            return False
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        names = []
+        frame = frames.get(thread.ident or 0)
+        while frame is not None:
+            names.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if "prompt_worker" in names:
+            return names[names.index("prompt_worker") - 1] == "get"
+    return False
