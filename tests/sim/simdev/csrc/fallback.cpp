@@ -161,15 +161,14 @@ class Call {
     Lock lock;
     if (!is_view_) {
       double bytes = 0;
-      for (auto* tensors : {&tensors_, &results_})
-        for (auto& t : *tensors)
-          if (t.defined()) bytes += double(t.nbytes());
-      charge_compute(stream_, device_, bytes, flops_of(schema_.name(), tensors_, results_));
+      for (auto& t : tensors_) bytes += double(t.nbytes());
       for (size_t i = 0; i < schema_.returns().size(); i++) {
         auto& value = (*stack_)[first_ + i];
-        if (value.isTensor() && !schema_.returns()[i].alias_info())
-          note_access(value.toTensor(), true, stream_, clock_, schema_.name());
+        if (schema_.returns()[i].alias_info() || !value.isTensor() || !value.toTensor().defined()) continue;
+        bytes += double(value.toTensor().nbytes());
+        note_access(value.toTensor(), true, stream_, clock_, schema_.name());
       }
+      charge_compute(stream_, device_, bytes, flops_of(schema_.name(), tensors_, results_));
     }
     if (wait) sync_stream(stream_);
   }
