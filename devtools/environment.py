@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import cpu_wheels
 from .console import Console
-from .guard import Guarded
+from .guard import BASE_PYTHON, Guarded
 from .pip import pip
 from .places import Places
 from .problem import Problem
@@ -75,7 +75,7 @@ def _check_space(places: Places) -> None:
 def _make_venv(places: Places) -> None:
     if places.venv.exists():
         shutil.rmtree(places.venv)
-    with Guarded([sys.executable, "-m", "venv", places.venv]) as child:
+    with Guarded([BASE_PYTHON, "-m", "venv", places.venv]) as child:
         text = child.output.read().decode(errors="replace")
         if child.wait() == 0:
             return
@@ -84,7 +84,7 @@ def _make_venv(places: Places) -> None:
         raise Problem(
             f"This Python has no venv module; install it (Debian and Ubuntu: apt install python{version}-venv)."
         )
-    raise Problem(f"{sys.executable} -m venv failed: {text.strip().splitlines()[-1] if text.strip() else 'no output'}.")
+    raise Problem(f"{BASE_PYTHON} -m venv failed: {text.strip().splitlines()[-1] if text.strip() else 'no output'}.")
 
 
 def _install_native(places: Places, console: Console) -> None:

@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+BASE_PYTHON = getattr(sys, "_base_executable", None) or sys.executable
+"""The interpreter behind a virtual environment: still there when the environment itself is made anew."""
+
 GRACE_SECONDS = 5.0
 """How long a command may take to leave after it was asked to, before it is killed."""
 
@@ -41,7 +44,7 @@ class Guarded:
             elif show:
                 sink = None
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, *map(str, command)],
+                [BASE_PYTHON, "-I", "-S", __file__, *map(str, command)],
                 cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=sink, stderr=subprocess.STDOUT if sink else None,
                 **_own_group(),
             )  # fmt: skip

@@ -16,7 +16,7 @@ DOWNLOAD = re.compile(r"^\s*(Downloading|Using cached) (\S+?)(?:\.metadata)? \((
 
 def pip(python: Path, arguments: Sequence[str | Path], *, what: str, console: Console) -> None:
     """Run pip with the interpreter `python`. Raises Problem when it fails; `what` is the thing to name then."""
-    command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments, "--progress-bar", "off"]
+    command = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     with Guarded(command, env=_environment()) as child:
         lines = []
         for raw in child.output:
