@@ -4,7 +4,7 @@
 """
 
 from .build import NoCompiler, build
-from .install import GiB, current, install, install_from_text
+from .install import CPU_LIMIT, GiB, current, install, install_from_text
 from .world import Copy, World
 
-__all__ = ["Copy", "GiB", "NoCompiler", "World", "build", "current", "install", "install_from_text"]
+__all__ = ["CPU_LIMIT", "Copy", "GiB", "NoCompiler", "World", "build", "current", "install", "install_from_text"]

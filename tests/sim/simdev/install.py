@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import os
 import sys
 import types
 from typing import Any
@@ -17,6 +18,8 @@ from .world import World
 GiB = 1024**3
 KINDS = ("cuda", "npu")
 PRETENDED_CUDA = "12.8"
+CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+"""The CPU kernels behind the simulation do without matrix tiles (AMX): some sandboxes announce them and then trap their use."""
 
 _installed: list[World] = []  # at most one: torch can be changed once per process
 
@@ -36,6 +39,8 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
         raise ValueError(f"{len(capacities)} capacities for {count} devices: give one number, or one for each device")
     if torch.cuda.is_available():
         raise RuntimeError("this torch has real CUDA devices: use the CPU wheel for the simulation")
+    for name, value in CPU_LIMIT.items():
+        os.environ.setdefault(name, value)
     native = _install_cuda() if kind == "cuda" else _install_npu()
     native.set_device_count(count)
     _installed.append(World(native, kind, capacities))

@@ -1,0 +1,27 @@
+"""Run a Python program on simulated devices, in the same process.
+
+    SIMDEV=cuda:3:6g python tests/sim/serve.py path/to/ComfyUI/main.py --listen 127.0.0.1 ...
+
+SIMDEV is kind, number of devices and memory of each, as `simdev.install_from_text` reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+import simdev
+
+
+def main() -> None:
+    if len(sys.argv) < 2 or not os.environ.get("SIMDEV"):
+        sys.exit("usage: SIMDEV=cuda:3:6g python serve.py PROGRAM [ARGUMENTS]")
+    simdev.install_from_text(os.environ["SIMDEV"])
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
