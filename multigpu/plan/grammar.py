@@ -50,10 +50,15 @@ class _Text:
 
     def device(self, piece: str, at: int) -> DeviceId:
         try:
-            return DeviceId.parse(piece)
+            return DeviceId.parse(_short(piece))
         except AllocationError as error:
-            problem = str(error) if piece.strip() else "a device is missing here"
-            self.refuse(problem, piece, at)
+            self.refuse(str(error) if piece.strip() else "a device is missing here", piece, at)
+
+
+def _short(piece: str) -> str:
+    """A piece for a message."""
+    piece = piece.strip()
+    return piece if len(piece) <= 40 else f"{piece[:37]}..."
 
 
 def parse_request(text: str) -> Request:
@@ -63,7 +68,7 @@ def parse_request(text: str) -> Request:
         return _parse_legacy(source)
     head, comma, tail = text.partition(",")
     if head.strip().lower() == "auto":
-        return Auto(_parse_size(source, tail, len(head) + 1) if comma else None)
+        return Auto(_parse_size(source, tail, len(head) + 1, "auto,3gb") if comma else None)
     return _parse_expert(source, len(text))
 
 
@@ -82,7 +87,7 @@ def request_from_widgets(virtual_vram_gb: float, donor_device: str, expert_mode_
 
 def read_gib(text: str) -> int:
     """Bytes of `8`, `8.5` (GiB) or `8gb`, `512mb` (with any unit). Raises `AllocationError`."""
-    return _parse_size(_Text(text), text, 0, bare=GIB)
+    return _parse_size(_Text(text), text, 0, "8gb", bare=GIB)
 
 
 def format_request(request: Request) -> str:
@@ -110,12 +115,14 @@ def _format_part(mode: Mode, part: Part) -> str:
     return amount if part.device is None else f"{part.device},{amount}"
 
 
-def _parse_size(source: _Text, piece: str, at: int, bare: int | None = None) -> int:
+def _parse_size(source: _Text, piece: str, at: int, example: str, bare: int | None = None) -> int:
     """A number of bytes: a number with a unit, or without one when `bare` says what it counts."""
     match = _AMOUNT.fullmatch(piece.strip())
-    unit = UNITS.get((match["unit"] or "").lower(), bare) if match and match["number"] and not match["star"] else None
-    if match is None or unit is None or match["unit"] == "%":
-        source.refuse(f"{piece.strip()!r} is not a size", piece, at, "8gb" if bare else "auto,3gb")
+    if match is None or match["number"] is None or match["star"]:
+        source.refuse(f"{_short(piece)!r} is not a size", piece, at, example)
+    unit = UNITS.get(match["unit"].lower()) if match["unit"] else bare
+    if unit is None:
+        source.refuse(f"{_short(piece)!r} is not a size", piece, at, example)
     return scale_decimal(match["number"], unit)
 
 
@@ -133,7 +140,7 @@ def _parse_legacy(source: _Text) -> Request:
     compute = source.device(piece, at) if piece.strip() else None
     virtual: VirtualVram | None = None
     if len(fields) == 3:
-        size = _parse_size(source, fields[1][1], fields[1][0], bare=GIB)
+        size = _parse_size(source, fields[1][1], fields[1][0], example, bare=GIB)
         at, piece = fields[2]
         donors = tuple(source.device(name, start) for start, name in source.split(",", at, at + len(piece)))
         virtual = VirtualVram(size, donors, compute)
@@ -161,7 +168,7 @@ def _parse_expert(source: _Text, end: int) -> Expert:
             source.refuse("a second '*' where nothing is left; one device takes the remainder", piece, at)
         if mode and modes and mode is not modes[0]:
             problem = (
-                f"{piece.strip()!r} is {_MEANT[mode]}, the amounts before it are {_MEANT[modes[0]]}; use one of them"
+                f"{_short(piece)!r} is {_MEANT[mode]}, the amounts before it are {_MEANT[modes[0]]}; use one of them"
             )
             source.refuse(problem, piece, at, _EXAMPLE[modes[0]])
         modes += [mode] if mode else []
@@ -176,13 +183,13 @@ def _parse_part(source: _Text, piece: str, at: int) -> tuple[Mode | None, Part]:
     """One `device,amount`; the mode is None for a lone star, which fits every mode."""
     name, comma, amount = piece.partition(",")
     if not comma:
-        what = f"{piece.strip()!r} is not 'device,amount'" if piece.strip() else "there is nothing between two ';'"
+        what = f"{_short(piece)!r} is not 'device,amount'" if piece.strip() else "there is nothing between two ';'"
         source.refuse(what, piece, at)
     device = source.device(name, at)
     at += len(name) + 1
     match = _AMOUNT.fullmatch(amount.strip())
     if match is None or not match[0]:
-        source.refuse(f"{amount.strip()!r} is not an amount such as 2.5gb, 25%, 0.8 or *", amount, at)
+        source.refuse(f"{_short(amount)!r} is not an amount such as 2.5gb, 25%, 0.8 or *", amount, at)
     star, number, unit = bool(match["star"]), match["number"], (match["unit"] or "").lower()
     if number is None:
         return None, Part(device, None, True)
@@ -191,7 +198,7 @@ def _parse_part(source: _Text, piece: str, at: int) -> tuple[Mode | None, Part]:
     if not unit:
         return Mode.FRACTION, Part(device, _fraction(source, number, amount, at), star)
     if unit not in UNITS:
-        source.refuse(f"{unit!r} is not a unit; units are b, kb, mb, gb and tb", amount, at)
+        source.refuse(f"{_short(unit)!r} is not a unit; units are b, kb, mb, gb and tb", amount, at)
     return Mode.BYTES, Part(device, scale_decimal(number, UNITS[unit]), star)
 
 

@@ -82,7 +82,7 @@ class _Run:
         self._seconds_per_byte = [1.0 / bandwidth for bandwidth in model.bandwidths]
         self._latency = model.latency
         self._link_free = [0.0] * len(model.bandwidths)
-        self._live: list[tuple[int, float]] = []  # (bytes with padding, end of use) in order of issue
+        self._live: list[tuple[int, float]] = []  # (bytes with those wasted before, end of use) in order
         self._oldest = 0
         self._head = 0
         self._used = 0
@@ -94,15 +94,15 @@ class _Run:
         live, oldest, head, used = self._live[self._oldest :], 0, self._head, self._used
         now, room_since = self.now, self._room_since
         for gap, seconds, size, link in zip(gaps, own, extents, links, strict=True):
-            pad = capacity - head if head + size > capacity else 0
-            while used and used + pad + size > capacity:
+            wasted, at = (capacity - head, 0) if head + size > capacity else (0, head)
+            while used and used + wasted + size > capacity:
                 freed, room_since = live[oldest]
                 used -= freed
                 oldest += 1
             if not used:
-                head = pad = 0
-            taken = pad + size
-            head = size if pad else head + size
+                wasted = at = 0
+            head = at + size
+            taken = wasted + size
             used += taken
             start = link_free[link]
             if room_since > start:

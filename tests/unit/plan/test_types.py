@@ -1,0 +1,151 @@
+"""Devices, blocks, budgets and plans as data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from multigpu.errors import AllocationError, InputError
+from multigpu.plan import CPU, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+
+from .shapes import GPU0, GPU1
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("cuda:0", DeviceId("cuda", 0)),
+        ("cuda", DeviceId("cuda", 0)),
+        (" CUDA:10 ", DeviceId("cuda", 10)),
+        ("cpu", CPU),
+        ("cpu:0", CPU),
+        *(
+            (f"{kind}:1", DeviceId(kind, 1))
+            for kind in ("mps", "xpu", "npu", "mlu", "directml", "corex", "privateuseone")
+        ),
+    ],
+)
+def test_devices_parse(text: str, device: DeviceId) -> None:
+    assert DeviceId.parse(text) == device
+    assert DeviceId.parse(str(device)) == device
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "0", "cuda:0:0", "cuda:99999", "größe"]
+)
+def test_what_is_no_device_is_refused_by_name(text: str) -> None:
+    with pytest.raises(AllocationError, match="is not a device") as caught:
+        DeviceId.parse(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("cuda", None)])
+def test_only_cpu_has_no_index(kind: str, index: int | None) -> None:
+    with pytest.raises(AllocationError, match="index"):
+        DeviceId(kind, index)
+
+
+def test_devices_sort_by_number_not_by_text() -> None:
+    names = ["cuda:10", "cuda:2", "cpu", "xpu:0"]
+    assert [str(device) for device in sorted(map(DeviceId.parse, names))] == ["cpu", "cuda:2", "cuda:10", "xpu:0"]
+    assert CPU <= GPU0 < GPU1
+    assert CPU.is_cpu and not GPU0.is_cpu
+
+
+def test_blocks_and_budgets_survive_json() -> None:
+    for block in (Block("a", 3), Block("b", 4, "linear", 7, 0.25, Reason.TIED)):
+        assert Block.from_json(json.loads(json.dumps(block.to_json()))) == block
+    for offer in (DeviceBudget(CPU, 10, 5), DeviceBudget(GPU1, 10, 10, 1e9)):
+        assert DeviceBudget.from_json(json.loads(json.dumps(offer.to_json()))) == offer
+
+
+@pytest.mark.parametrize("compute", [-1.0, float("nan"), float("inf")])
+def test_a_block_needs_a_real_time(compute: float) -> None:
+    with pytest.raises(InputError, match="seconds"):
+        Block("a", 1, compute=compute)
+
+
+def test_a_block_cannot_be_negative() -> None:
+    with pytest.raises(InputError, match="-1 bytes"):
+        Block("a", -1)
+
+
+def test_a_budget_has_to_make_sense() -> None:
+    with pytest.raises(InputError, match="between 0 and total"):
+        DeviceBudget(CPU, 10, 11)
+    with pytest.raises(InputError, match="positive speed"):
+        DeviceBudget(CPU, 10, 10, 0.0)
+
+
+def test_an_unknown_link_has_the_documented_speed() -> None:
+    assert DeviceBudget(CPU, 1, 1).link_speed == 25e9
+    assert DeviceBudget(GPU1, 1, 1).link_speed == 12e9
+    assert DeviceBudget(GPU1, 1, 1, 5e9).link_speed == 5e9
+
+
+def example(forecast: Forecast | None = None) -> Plan:
+    """a and d stay; b and c rest elsewhere, d runs where it rests."""
+    return Plan(
+        GPU0,
+        (
+            Placement("a", 10, GPU0, GPU0, Reason.RESIDENT),
+            Placement("b", 20, CPU, GPU0, Reason.STREAMED),
+            Placement("c", 30, GPU1, GPU0, Reason.STREAMED),
+            Placement("d", 40, GPU1, GPU1, Reason.RESIDENT),
+        ),
+        ring_bytes=30,
+        forecast=forecast,
+    )
+
+
+def test_a_plan_answers_by_block_and_by_device() -> None:
+    plan = example()
+    assert plan.home("b") == CPU
+    assert plan["c"].bytes == 30
+    assert "a" in plan and "z" not in plan
+    assert plan.bytes_on(GPU1) == 70
+    assert plan.bytes_on(DeviceId("xpu", 0)) == 0
+    assert list(plan.bytes_by_home().items()) == [(GPU0, 10), (CPU, 20), (GPU1, 70)]
+    assert plan.total_bytes == 100
+    assert [placement.block for placement in plan.streamed] == ["b", "c"]
+    with pytest.raises(KeyError):
+        plan.home("z")
+
+
+def test_the_bytes_by_home_are_a_copy() -> None:
+    plan = example()
+    plan.bytes_by_home().clear()
+    assert plan.bytes_on(GPU0) == 10
+
+
+def test_plans_are_equal_by_content_and_the_forecast_does_not_count() -> None:
+    forecast = Forecast(2.0, 1.0, ((CPU, 0.5),))
+    assert example() == example(forecast)
+    assert hash(example()) == hash(example(forecast))
+    assert example() != Plan(GPU0, example().placements, ring_bytes=31)
+    assert len({example(), example(forecast)}) == 1
+    assert forecast.slowdown == 2.0
+    assert Forecast(0.0, 0.0, ()).slowdown == 1.0
+
+
+@pytest.mark.parametrize("forecast", [None, Forecast(2.0, 1.0, ((CPU, 0.5), (GPU1, 0.25)))])
+def test_a_plan_survives_json(forecast: Forecast | None) -> None:
+    plan = example(forecast)
+    data = json.loads(json.dumps(plan.to_json()))
+    again = Plan.from_json(data)
+    assert again == plan
+    assert again.forecast == forecast
+    assert again.to_json() == plan.to_json()
+    assert data["bytes_by_home"] == {"cuda:0": 10, "cpu": 20, "cuda:1": 70}
+
+
+def test_another_version_of_a_plan_is_refused() -> None:
+    with pytest.raises(InputError, match="version 2"):
+        Plan.from_json({"version": 2})
+
+
+def test_a_block_is_planned_once() -> None:
+    twice = Placement("a", 10, GPU0, GPU0, Reason.RESIDENT)
+    with pytest.raises(InputError, match="'a' is in the plan twice"):
+        Plan(GPU0, (twice, twice))
