@@ -10,6 +10,7 @@ from ..errors import MultiGPUError
 
 COMMANDS = {
     "plan": "show where a model's blocks would rest, from the file's header alone",
+    "doctor": "compare a ComfyUI with what this pack expects of it",
 }
 """Sub-command, which is also the module's name here -> what it does."""
 

@@ -89,7 +89,7 @@ _LTX = _order(
 )
 _T5 = _order(
     """shared token_embd encoder.embed_tokens encoder.block encoder.final_layer_norm enc.blk enc.output_norm
-    attn_norm layer SelfAttention attn_q attn_k attn_v attn_rel_b attn_o layer_norm q k v relative_attention_bias o
+    attn_norm layer layer_norm SelfAttention attn_q attn_k attn_v attn_rel_b attn_o q k v relative_attention_bias o
     DenseReluDense ffn_norm ffn_gate ffn_up ffn_down wi wi_0 wi_1 wo"""
 )
 _CLIP = _order(

@@ -51,11 +51,14 @@ def _shards(path: Path) -> list[Path]:
     if path.suffix.lower() != INDEX_SUFFIX:
         return [path]
     try:
-        if path.stat().st_size > MOST_HEADER_BYTES:
-            raise ModelFileError(f"{path} is too large for the index of a sharded model")
-        names = list(dict.fromkeys(json.loads(path.read_bytes())["weight_map"].values()))
+        with path.open("rb") as file:
+            text = file.read(MOST_HEADER_BYTES + 1)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(text) > MOST_HEADER_BYTES:
+        raise ModelFileError(f"{path} is too large for the index of a sharded model")
+    try:
+        names = list(dict.fromkeys(json.loads(text)["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelFileError(f"{path} is not the index of a sharded model: it has no weight_map") from None
     for name in names:
