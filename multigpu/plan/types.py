@@ -204,13 +204,17 @@ class Plan:
     def __post_init__(self) -> None:
         by_name: dict[str, Placement] = {}
         bytes_by_home = {self.compute: 0}
+        streamed = []
         for placement in self.placements:
             if placement.block in by_name:
                 raise InputError(f"the block {placement.block!r} is in the plan twice; block names must differ")
             by_name[placement.block] = placement
-            bytes_by_home[placement.home] = bytes_by_home.get(placement.home, 0) + placement.bytes
+            home = placement.home
+            bytes_by_home[home] = bytes_by_home.get(home, 0) + placement.bytes
+            if home is not placement.runs_on and home != placement.runs_on:
+                streamed.append(placement)
         # The derived fields of a frozen object are filled here, once.
-        object.__setattr__(self, "streamed", tuple(p for p in self.placements if p.home != p.runs_on))
+        object.__setattr__(self, "streamed", tuple(streamed))
         object.__setattr__(self, "total_bytes", sum(bytes_by_home.values()))
         object.__setattr__(self, "_by_name", by_name)
         object.__setattr__(self, "_bytes", bytes_by_home)
