@@ -1,0 +1,78 @@
+"""The host's model as the planner's blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from ..files.families import describe_model
+from ..files.tensors import TensorInfo
+from ..plan import Block, Reason
+from ..stream.layout import leaves_of, stored_bytes
+from ..stream.residence import own_tensors
+
+DIFFUSION = "diffusion_model."
+"""Where the host keeps the diffusion model inside its own wrapper."""
+ROOT = "(root)"
+"""Block name of tensors that the model itself holds."""
+
+
+def modules_of(patcher: Any) -> dict[str, torch.nn.Module]:
+    """Every module of the patcher's model that holds tensors itself, by block name, in declared order."""
+    return {
+        name or ROOT: module
+        for name, module in patcher.model.named_modules()
+        if next(own_tensors(module), None) is not None
+    }
+
+
+def blocks_of(patcher: Any, step_seconds: float | None = None) -> list[Block]:
+    """One block per module that holds tensors; what the host cannot cast on the fly may not move.
+
+    The host's load list decides what can be streamed. Tensors outside of it (of modules whose children hold tensors too)
+    stay on the compute device, where a full load would put them. Order and compute are estimates by the model's family;
+    with `step_seconds` the estimates add up to that.
+    """
+    listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
+    modules = modules_of(patcher)
+    holders = Counter(leaf.data_ptr() for module in modules.values() for leaf in _leaves(module) if leaf.nbytes)
+    estimates = _estimates(modules, step_seconds)
+    return [
+        Block(
+            name=name,
+            bytes=sum(stored_bytes(tensor) for _, _, tensor in own_tensors(module)),
+            kind=type(module).__name__,
+            order=estimates[name].order if name in estimates else None,
+            compute=estimates[name].compute if name in estimates else 0.0,
+            immovable=_why_immovable(module, listed.get(name) is module, holders),
+        )
+        for name, module in modules.items()
+    ]
+
+
+def _estimates(modules: dict[str, torch.nn.Module], step_seconds: float | None) -> dict[str, Block]:
+    """By block name, what is known of the model's family: order of execution and compute seconds."""
+    prefix = DIFFUSION if any(name.startswith(DIFFUSION) for name in modules) else ""
+    tensors = [
+        TensorInfo(f"{name}.{tensor_name}", str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+        for name, module in modules.items()
+        if name.startswith(prefix)
+        for _, tensor_name, tensor in own_tensors(module)
+    ]
+    return {prefix + block.name: block for block in describe_model(tensors, step_seconds=step_seconds).blocks}
+
+
+def _leaves(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [leaf for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0]]
+
+
+def _why_immovable(module: torch.nn.Module, listed: bool, holders: Counter[int]) -> Reason | None:
+    if not listed or not hasattr(module, "comfy_cast_weights"):
+        return Reason.NOT_CASTABLE
+    if isinstance(module, torch.nn.Embedding):
+        return Reason.EMBEDDING
+    if any(leaf.nbytes and holders[leaf.data_ptr()] > 1 for leaf in _leaves(module)):
+        return Reason.TIED
+    return None

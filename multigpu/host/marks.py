@@ -1,0 +1,27 @@
+"""The marks on modules by which the host's own code knows how to treat a placed model."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from comfy.model_patcher import move_weight_functions, wipe_lowvram_weight
+
+
+def mark_loaded(patcher: Any, away: Set[str]) -> None:
+    """Mark all modules of the host's load list as loaded and patched, those in `away` also as cast on use.
+
+    A module that is cast on use works wherever its weight rests; while its bytes are staged on the compute device the
+    cast finds nothing to do. Saving and the host's own partial unload read the mark "patched".
+    """
+    for *_, name, module, _params in patcher._load_list():
+        if hasattr(module, "comfy_cast_weights"):
+            wipe_lowvram_weight(module)
+            module.comfy_force_cast_weights = patcher.force_cast_weights
+            if name in away or patcher.force_cast_weights:
+                module.prev_comfy_cast_weights = module.comfy_cast_weights
+                module.comfy_cast_weights = True
+            for tensor, functions in (("weight", "weight_function"), ("bias", "bias_function")):
+                getattr(module, functions).extend(patcher.weight_wrapper_patches.get(f"{name}.{tensor}", ()))
+            move_weight_functions(module, patcher.load_device)
+        module.comfy_patched_weights = True

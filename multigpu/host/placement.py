@@ -1,0 +1,94 @@
+"""Giving a patcher a plan: the entry point of the engine for nodes and other packs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from comfy import model_management
+from comfy.patcher_extension import CallbacksMP
+
+from ..errors import HostError
+from ..plan import CPU, DeviceBudget, DeviceId, Plan, Request, make_plan
+from .blocks import blocks_of
+from .patcher import ATTACHMENT, ModelStates, Placed
+from .patches import static_patchers
+
+
+def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -> Any:
+    """A clone of `patcher` that loads by `plan`. The given one stays as it is.
+
+    A patcher of DynamicVRAM is replaced by a static one of the same file: the host's dynamic patcher decides by itself
+    what rests where. `poison` is for tests (see `Streamer`).
+    """
+    placed = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
+    placed.__class__ = states.placed_class(type(placed))
+    placed.load_device = torch.device(str(plan.compute))
+    placed.attachments[ATTACHMENT] = Placed(plan, states, poison)
+    placed.remove_callbacks_with_key(CallbacksMP.ON_CLONE, ATTACHMENT)
+    placed.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _keep_class)
+    return placed
+
+
+def _keep_class(patcher: Any, clone: Any) -> None:
+    """Some packs' patchers set the class of their clones themselves."""
+    clone.__class__ = patcher.attachments[ATTACHMENT].states.placed_class(type(clone))
+
+
+def static_clone(patcher: Any) -> Any:
+    """A patcher with the same patches over a freshly loaded, static model. DynamicVRAM stays on for all others."""
+    if patcher.cached_patcher_init is None:
+        raise HostError(
+            f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be placed "
+            "while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with --disable-dynamic-vram"
+        )
+    with static_patchers():
+        clone = patcher.clone(disable_dynamic=True)
+    honour_dtypes(clone.model)
+    return clone
+
+
+def honour_dtypes(model: torch.nn.Module) -> None:
+    """Cast weights to the type the user asked for: in a DynamicVRAM process a static load keeps the file's."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            wanted = getattr(module, f"{name}_comfy_model_dtype", None)
+            plain = type(parameter) is torch.nn.Parameter
+            if plain and parameter is not None and wanted not in (None, parameter.dtype):
+                with torch.inference_mode(False):
+                    cast = parameter.detach().to(wanted)
+                    module._parameters[name] = torch.nn.Parameter(cast, requires_grad=False)
+
+
+def plan_for(
+    patcher: Any,
+    request: Request,
+    budgets: list[DeviceBudget],
+    *,
+    ring_bytes: int | None = None,
+    step_seconds: float | None = None,
+) -> Plan:
+    """The plan that `request` means for this patcher's model on its load device.
+
+    `step_seconds`, where known, is the time of one step with everything resident.
+    """
+    compute = device_id(patcher.load_device)
+    return make_plan(request, blocks_of(patcher, step_seconds), budgets, compute, ring_bytes=ring_bytes)
+
+
+def device_id(device: torch.device) -> DeviceId:
+    """The host's device by our name; one without an index is the backend's current one."""
+    if device.type == "cpu":
+        return CPU
+    index = device.index if device.index is not None else torch.get_device_module(device).current_device()
+    return DeviceId(device.type, index)
+
+
+def host_budgets(devices: list[DeviceId]) -> list[DeviceBudget]:
+    """Memory of `devices` as the host counts it."""
+    budgets = []
+    for device in devices:
+        where = torch.device(str(device))
+        total, free = model_management.get_total_memory(where), model_management.get_free_memory(where)
+        budgets.append(DeviceBudget(device, int(total), int(min(free, total))))
+    return budgets

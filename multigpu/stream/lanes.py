@@ -1,0 +1,163 @@
+"""Lanes: ordered asynchronous copies from one home device into memory of the compute device.
+
+A lane owns its streams. `copy` promises: it starts after every event in `after`, and the event it returns completes
+when the destination may be read. On devices without streams a copy is done when `copy` returns, and its event is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from .arena import allocate
+
+Event = Any
+"""A device event, or None where everything is synchronous."""
+
+BOUNCE_BYTES = 16 << 20
+
+
+class Lane(Protocol):
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event: ...
+
+    def synchronize(self) -> None:
+        """Wait until no copy is under way."""
+
+    def close(self) -> None:
+        """Synchronize and give back what the lane allocated."""
+
+
+def device_module(device: torch.device) -> Any:
+    """torch.cuda, torch.xpu, torch.npu ... if it has streams and events; None for all other devices."""
+    if device.type in ("cpu", "meta"):
+        return None
+    module = torch.get_device_module(device)
+    return module if hasattr(module, "Stream") and hasattr(module, "Event") and hasattr(module, "stream") else None
+
+
+class SynchronousLane:
+    """For devices without streams."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
+        target.copy_(source)
+        return None
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class StreamLane:
+    """Copies on a stream of the compute device; from an accelerator also on a stream of its own there.
+
+    Torch orders a copy between two accelerators against the current streams of both, so both are made current:
+    neither the donor's nor the compute device's other work is waited for.
+    """
+
+    def __init__(self, home: torch.device, compute: torch.device) -> None:
+        self._module = device_module(compute)
+        self._stream = self._module.Stream(device=compute, priority=-1)
+        self._home_stream = None if home.type == "cpu" else device_module(home).Stream(device=home)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
+        for event in after:
+            self._stream.wait_event(event)
+        with ExitStack() as current:
+            if self._home_stream is not None:
+                current.enter_context(self._module.stream(self._home_stream))
+            current.enter_context(self._module.stream(self._stream))
+            target.copy_(source, non_blocking=True)
+        event = self._module.Event()
+        event.record(self._stream)
+        return event
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self.synchronize()
+
+
+class BounceLane:
+    """From an accelerator without peer access: through two pinned buffers in RAM, both links busy at once."""
+
+    def __init__(self, home: torch.device, compute: torch.device) -> None:
+        self._module = device_module(compute)
+        self._out = self._module.Stream(device=home)
+        self._in = self._module.Stream(device=compute, priority=-1)
+        self._buffers = [torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._free: list[Event] = [None, None]
+        self._turn = 0
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
+        for event in after:
+            self._in.wait_event(event)
+        for start in range(0, source.numel(), BOUNCE_BYTES):
+            part = source[start : start + BOUNCE_BYTES]
+            buffer = self._buffers[self._turn][: part.numel()]
+            if self._free[self._turn] is not None:
+                self._out.wait_event(self._free[self._turn])
+            with self._module.stream(self._out):
+                buffer.copy_(part, non_blocking=True)
+            arrived = self._module.Event()
+            arrived.record(self._out)
+            self._in.wait_event(arrived)
+            with self._module.stream(self._in):
+                target[start : start + part.numel()].copy_(buffer, non_blocking=True)
+            self._free[self._turn] = self._module.Event()
+            self._free[self._turn].record(self._in)
+            self._turn = 1 - self._turn
+        event = self._module.Event()
+        event.record(self._in)
+        return event
+
+    def synchronize(self) -> None:
+        self._out.synchronize()
+        self._in.synchronize()
+
+    def close(self) -> None:
+        self.synchronize()
+        self._buffers.clear()
+
+
+def open_lane(home: torch.device, compute: torch.device) -> Lane:
+    """The fastest lane from `home` to `compute`; between accelerators without peer access it is measured."""
+    if device_module(compute) is None or (home.type != "cpu" and home.type != compute.type):
+        return SynchronousLane()
+    if home.type == "cpu" or peer_access(compute, home):
+        return StreamLane(home, compute)
+    lanes: list[Lane] = [StreamLane(home, compute), BounceLane(home, compute)]
+    best = min(lanes, key=lambda lane: seconds_per_copy(lane, home, compute))
+    for lane in lanes:
+        if lane is not best:
+            lane.close()
+    return best
+
+
+def peer_access(compute: torch.device, home: torch.device) -> bool:
+    """Whether `compute` can read `home`'s memory directly. True where the backend has no such question."""
+    ask = getattr(device_module(compute), "can_device_access_peer", None)
+    return True if ask is None else bool(ask(compute.index, home.index))
+
+
+def seconds_per_copy(lane: Lane, home: torch.device, compute: torch.device, count: int = 32 << 20) -> float:
+    """Seconds to copy `count` bytes, by the compute device's own clock, the second of two tries."""
+    module = device_module(compute)
+    source, target = allocate(count, home), allocate(count, compute)
+    module.synchronize(home)
+    module.synchronize(compute)
+    elapsed = 0.0
+    for _ in range(2):
+        begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        begin.record(module.current_stream(compute))
+        done = lane.copy(target, source, [begin])
+        module.current_stream(compute).wait_event(done)
+        end.record(module.current_stream(compute))
+        end.synchronize()
+        elapsed = begin.elapsed_time(end) / 1e3
+    return float(elapsed)

@@ -1,0 +1,94 @@
+"""Tensors as flat bytes and back: plain tensors, quantised wrappers (fp8, nvfp4 with scales), GGUF tensors.
+
+Stored bytes travel as they are: nothing is converted, and a staged tensor has the class, dtype, shape, strides and
+attributes of the one at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+ALIGNMENT = 256
+"""Every tensor starts at a multiple of this, as torch's own allocations do; kernels choose by alignment."""
+
+Rebuild = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+def align(count: int) -> int:
+    return (count + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One plain tensor inside an extent, `offset` bytes from its start."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    nbytes: int
+
+    def view(self, typed: torch.Tensor, start: int) -> torch.Tensor:
+        """This leaf in a buffer (seen as `self.dtype`) where its extent begins at byte `start`."""
+        return typed.as_strided(self.shape, self.stride, (start + self.offset) // self.dtype.itemsize)
+
+
+def leaves_of(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Rebuild]:
+    """The plain tensors that hold `tensor`'s bytes, and how to make its like from others of the same kinds."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, context = tensor.__tensor_flatten__()
+        inner = [getattr(tensor, name) for name in names]
+        cls, size, stride = type(tensor), tensor.size(), tensor.stride()
+
+        def rebuild_wrapper(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            made: torch.Tensor = cls.__tensor_unflatten__(dict(zip(names, parts, strict=True)), context, size, stride)
+            return made
+
+        return inner, rebuild_wrapper
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return [tensor.detach()], lambda parts: parts[0]
+    cls, attributes = type(tensor), dict(tensor.__dict__)
+
+    def rebuild_subclass(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        made = parts[0].as_subclass(cls)
+        made.__dict__.update(attributes)
+        return made
+
+    return [tensor.as_subclass(torch.Tensor).detach()], rebuild_subclass
+
+
+def stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that `tensor` occupies, scales included."""
+    return sum(leaf.nbytes for leaf in leaves_of(tensor)[0])
+
+
+def lay_out(leaves: Sequence[torch.Tensor], start: int = 0) -> tuple[list[Leaf], int]:
+    """Where each leaf goes in an extent, and where the extent ends."""
+    placed, at = [], start
+    for tensor in leaves:
+        stride = tensor.stride() if _is_dense(tensor) else _contiguous_stride(tensor.shape)
+        placed.append(Leaf(at, tensor.dtype, tuple(tensor.shape), tuple(stride), tensor.nbytes))
+        at += align(tensor.nbytes)
+    return placed, at
+
+
+def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, in any order of dimensions."""
+    step = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(tensor.stride(), tensor.shape, strict=True) if sz != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True

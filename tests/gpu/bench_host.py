@@ -1,0 +1,157 @@
+"""ComfyUI inside this process, from `.bundle` or any tree, with or without DynamicVRAM; and a Flux-shaped model for it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+FLUX_DEV = {"hidden": 3072, "double": 19, "single": 38, "context": 4096, "vector": 768}
+
+
+def start(tree: str | None = None, dynamic: bool = False) -> None:
+    """Import the host as its main.py does. Call once, before anything of `comfy` is imported."""
+    bundle = ROOT / ".bundle"
+    sys.path[:0] = [str(ROOT), str(tree or bundle / "ComfyUI"), str(bundle / "site")]
+    import multigpu.plan  # noqa: F401  before the host puts its own multigpu.py on the path
+
+    sys.argv = [sys.argv[0], *([] if dynamic else ["--disable-dynamic-vram"])]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    if dynamic:
+        import comfy_aimdo.control
+
+        comfy_aimdo.control.init()
+    import comfy.memory_management
+    import comfy.model_management
+    import comfy.model_patcher
+
+    if dynamic:
+        devices = [device.index for device in comfy.model_management.get_all_torch_devices()]
+        if not comfy_aimdo.control.init_devices([(index, 0) for index in devices]):
+            raise SystemExit("comfy-aimdo does not work on this machine: DynamicVRAM cannot be tested here")
+        comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
+        comfy.memory_management.aimdo_enabled = True
+
+
+def write_flux(path: str, hidden: int, double: int, single: int, context: int, vector: int) -> None:
+    """A random model file of Flux's shape in bf16; made on the GPU where there is one."""
+    from safetensors.torch import save_file
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device=device).manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+
+    def linear(name: str, out: int, into: int) -> None:
+        for part, shape, scale in (("weight", (out, into), into**-0.5), ("bias", (out,), 0.1)):
+            values = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator) * scale
+            tensors[f"{name}.{part}"] = values.cpu()
+
+    def embedder(name: str, into: int) -> None:
+        linear(f"{name}.in_layer", hidden, into)
+        linear(f"{name}.out_layer", hidden, hidden)
+
+    def norms(name: str) -> None:
+        for which in ("query", "key"):
+            tensors[f"{name}.{which}_norm.scale"] = torch.ones(128, dtype=torch.bfloat16)
+
+    linear("img_in", hidden, 64)
+    linear("txt_in", hidden, context)
+    for name, into in (("time_in", 256), ("vector_in", vector), ("guidance_in", 256)):
+        embedder(name, into)
+    for block in range(double):
+        for side in ("img", "txt"):
+            name = f"double_blocks.{block}.{side}"
+            linear(f"{name}_mod.lin", 6 * hidden, hidden)
+            linear(f"{name}_attn.qkv", 3 * hidden, hidden)
+            linear(f"{name}_attn.proj", hidden, hidden)
+            linear(f"{name}_mlp.0", 4 * hidden, hidden)
+            linear(f"{name}_mlp.2", hidden, 4 * hidden)
+            norms(f"{name}_attn.norm")
+    for block in range(single):
+        name = f"single_blocks.{block}"
+        linear(f"{name}.linear1", 7 * hidden, hidden)
+        linear(f"{name}.linear2", hidden, 5 * hidden)
+        linear(f"{name}.modulation.lin", 3 * hidden, hidden)
+        norms(f"{name}.norm")
+    linear("final_layer.linear", 64, hidden)
+    linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def load(path: str, weight_dtype: torch.dtype | None = None) -> Any:
+    import comfy.sd
+
+    return comfy.sd.load_diffusion_model(path, model_options={"dtype": weight_dtype} if weight_dtype else {})
+
+
+class Forward:
+    """One denoising forward of a Flux-shaped model at `side` x `side` pixels, with fixed inputs."""
+
+    def __init__(self, device: torch.device, side: int, context: int, vector: int) -> None:
+        random = torch.Generator(device="cpu").manual_seed(1)
+
+        def noise(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=random).to(device, torch.bfloat16)
+
+        self.latent = noise(1, 16, side // 8, side // 8).float()
+        self.timestep = torch.full((1,), 0.7, device=device)
+        self.conditions = {
+            "c_crossattn": noise(1, 256, context),
+            "y": noise(1, vector),
+            "guidance": torch.full((1,), 3.5, device=device),
+        }
+
+    def __call__(self, patcher: Any) -> torch.Tensor:
+        with torch.inference_mode():
+            return patcher.model.apply_model(self.latent, self.timestep, **self.conditions)
+
+    def seconds(self, patcher: Any, steps: int = 6, warm: int = 2) -> float:
+        """Mean wall seconds per forward after `warm` others."""
+        for _ in range(warm):
+            self(patcher)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self(patcher)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / steps
+
+
+def load_on_device(patcher: Any) -> None:
+    import comfy.model_management
+
+    with torch.inference_mode():
+        comfy.model_management.load_models_gpu([patcher], memory_required=4 << 30)
+
+
+def unload() -> None:
+    import gc
+
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def anonymous_bytes() -> int:
+    """RAM that only this process holds and no file backs."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        for line in rollup:
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def model_path(name: str) -> str:
+    folder = Path(os.environ.get("MULTIGPU_BENCH_MODELS", "/var/tmp"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / name)
