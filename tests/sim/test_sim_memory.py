@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -107,21 +109,28 @@ def test_pinned_tensors_are_rounded_up(sim):
 
 
 def test_registered_memory_is_pinned_as_it_is(sim):
-    if sim.kind != "cuda":
-        pytest.skip("cudaHostRegister is CUDA's")
-    runtime = torch.cuda.cudart()
     before = sim.pinned_bytes()
     arena = torch.zeros(3 * MiB, dtype=torch.uint8)
-    assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 1) == 0
+    assert sim.register_host(arena) == 0
     assert arena.is_pinned()
     assert arena[MiB:].is_pinned()
     assert sim.pinned_bytes() - before == 3 * MiB
-    assert runtime.cudaHostRegister(arena.data_ptr() + 512, 1024, 1) == 712  # already registered
-    assert runtime.cudaHostUnregister(arena.data_ptr() + 512) == 713  # not the start of a registered range
+    assert sim.register_host(arena[512:1536]) == 712  # already registered
+    assert sim.unregister_host(arena[512:]) == 713  # not the start of a registered range
+    assert sim.unregister_host(arena) == 0
+    assert not arena.is_pinned()
+    assert sim.unregister_host(arena) == 713
+    assert sim.pinned_bytes() == before
+
+
+@pytest.mark.skipif(not os.environ.get("SIMDEV", "cuda").startswith("cuda"), reason="cudaHostRegister is CUDA's")
+def test_the_cuda_runtime_registers(sim):
+    runtime = torch.cuda.cudart()
+    arena = torch.zeros(MiB, dtype=torch.uint8)
+    assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 1) == 0
+    assert arena.is_pinned()
     assert runtime.cudaHostUnregister(arena.data_ptr()) == 0
     assert not arena.is_pinned()
-    assert runtime.cudaHostUnregister(arena.data_ptr()) == 713
-    assert sim.pinned_bytes() == before
 
 
 def test_names_of_devices_are_checked(sim):

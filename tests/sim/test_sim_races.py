@@ -196,14 +196,11 @@ def test_pinned_memory_overwritten_before_its_copy_ran(sim, api):
 
 
 def test_memory_unregistered_before_its_copy_ran(sim, api):
-    if sim.kind != "cuda":
-        pytest.skip("cudaHostRegister is CUDA's")
-    runtime = torch.cuda.cudart()
     arena = torch.ones(1024, dtype=torch.uint8)
-    assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 0) == 0
+    assert sim.register_host(arena) == 0
     target = torch.zeros(1024, dtype=torch.uint8, device=sim.device(0))
     target.copy_(arena, non_blocking=True)
-    runtime.cudaHostUnregister(arena.data_ptr())
+    sim.unregister_host(arena)
     assert [race.kind for race in sim.take_races()] == ["unregistered"]
     api.synchronize(sim.device(0))
 

@@ -3,7 +3,7 @@
 `simdev.install("cuda", 3, capacity)` makes the CPU wheel of torch present `cuda:0..2`; see docs/simulated-devices.md.
 """
 
-from .build import NoCompiler, build
+from .builder import NoCompiler, build
 from .install import CPU_LIMIT, GiB, current, install, install_from_text
 from .world import Copy, World
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .build import load
+from .builder import load
 from .devmod import DeviceApi
 from .world import World
 

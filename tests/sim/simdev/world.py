@@ -64,6 +64,13 @@ class World:
         """Host bytes that are page-locked now: pinned tensors (rounded up to powers of two) and registered ranges."""
         return int(self.native.pinned_bytes())
 
+    def register_host(self, tensor: torch.Tensor) -> int:
+        """Pin the bytes of a CPU tensor where they are; 0 or CUDA's error number. `cudaHostRegister` comes here too."""
+        return int(self.native.register_host(tensor.data_ptr(), tensor.nbytes))
+
+    def unregister_host(self, tensor: torch.Tensor) -> int:
+        return int(self.native.unregister_host(tensor.data_ptr()))
+
     # ------------------------------------------------------------ links
     def moved(self, src: str | int | torch.device, dst: str | int | torch.device) -> int:
         """Bytes copied from `src` to `dst` since the last reset; either may be "cpu"."""
