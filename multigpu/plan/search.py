@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from .assignment import (
     Selection,
@@ -66,11 +67,14 @@ def step_limit(work: Work, donors: Donors) -> float:
 
 
 def _candidates(work: Work, need: int) -> Iterator[Selection]:
-    for by_time in BY_TIME:
-        for keep in KEEP:
-            yield spread_blocks(work, need, keep, by_time)
-    for rule in SIMPLE_RULES:
-        yield rule(work, need)
+    """Each selection once, however many rules make it."""
+    spread = (spread_blocks(work, need, keep, by_time) for by_time in BY_TIME for keep in KEEP)
+    seen: set[tuple[int, ...]] = set()
+    for selection in chain(spread, (rule(work, need) for rule in SIMPLE_RULES)):
+        key = tuple(selection)
+        if key not in seen:
+            seen.add(key)
+            yield selection
 
 
 def simple_seconds(work: Work, donors: Donors, ring: RingModel) -> Sequence[float]:

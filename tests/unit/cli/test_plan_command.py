@@ -243,7 +243,8 @@ def test_ram_is_what_psutil_says() -> None:
 def test_the_dispatcher(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([]) == 2
     assert main(["--help"]) == 0
-    assert all(name in capsys.readouterr().out for name in COMMANDS)
+    usage = capsys.readouterr().out
+    assert all(name in usage for name in COMMANDS)
     assert main(["fly"]) == 2
     assert "no command 'fly'" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["multigpu", "walk"])
