@@ -14,11 +14,8 @@ from .by_hand import State, Weights
 def use(tree: Path) -> None:
     """Make the ComfyUI tree importable, on the CPU. Call once, before the others."""
     sys.path.insert(0, str(tree))
-    arguments, sys.argv = sys.argv, sys.argv[:1]  # ComfyUI reads the command line when it is imported
-    try:
-        import comfy.cli_args
-    finally:
-        sys.argv = arguments
+    import comfy.cli_args
+
     comfy.cli_args.args.cpu = True
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from devtools import models
 from devtools.hosts import HOSTS, Host
 from devtools.places import Places
 from devtools.server import Server
@@ -21,8 +22,9 @@ StartHost = Callable[..., Driver]
 def host(request: pytest.FixtureRequest) -> Host:
     """Every test that uses this, or a fixture that does, runs for every row of the table."""
     row: Host = request.param
-    if not Places.here().host_tree(row.version).is_dir():
-        pytest.fail(f"ComfyUI {row.version} is not there; `python dev.py test --only host` fetches it")
+    places = Places.here()
+    if not places.host_tree(row.version).is_dir() or not models.folder(places).is_dir():
+        pytest.fail(f"ComfyUI {row.version} or the tiny models are not there; `python dev.py test` makes them")
     return row
 
 

@@ -1,0 +1,51 @@
+"""`multigpu doctor`: is this ComfyUI as the pack expects it? Prints every host symbol it touches, and what is off."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import __version__
+from ..errors import InputError
+from ..host import capabilities, outside
+from ..host.surface import Feature
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit code 0 when everything is as expected, 1 when a feature is off. Raises InputError without a ComfyUI."""
+    parser = argparse.ArgumentParser(
+        prog="multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects."
+    )
+    parser.add_argument("--comfyui", type=Path, metavar="FOLDER", help="the folder with ComfyUI's main.py")
+    parser.add_argument("--all", action="store_true", help="list every symbol, also those that are as expected")
+    options = parser.parse_args(arguments)
+    tree = options.comfyui or outside.find_tree()
+    if tree is None:
+        raise InputError("no ComfyUI here; say where it is: multigpu doctor --comfyui FOLDER (the one with main.py)")
+    outside.enter(tree.resolve())
+    found = capabilities.probe()
+    print(report(found, list_all=options.all))
+    return int(any(True for _ in found.features_off()))
+
+
+def report(found: capabilities.HostCapabilities, *, list_all: bool) -> str:
+    lines = [
+        f"MultiGPU      {__version__}, Python {platform.python_version()}",
+        f"ComfyUI       {found.version}",
+        f"DynamicVRAM   {'on' if found.dynamic_vram else 'off'} in this process",
+        f"Host symbols  {found.summary()}",
+        "",
+    ]
+    off = dict(found.features_off())
+    lines += [
+        f"  {feature.value:<16}{'off: ' + off[feature.value] if feature.value in off else 'ok'}" for feature in Feature
+    ]
+    listed = [finding for finding in found.findings if list_all or finding.problem]
+    if listed:
+        lines += ["", "Symbols and why they are touched"]
+        lines += [
+            f"  {finding.symbol.name}\n      {finding.problem or 'ok'}; {finding.symbol.why}" for finding in listed
+        ]
+    return "\n".join(lines)

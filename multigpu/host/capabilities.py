@@ -1,0 +1,89 @@
+"""Facts about the host in this process: which symbols are as expected, and what it can do. No version is compared."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .surface import SURFACE, Feature, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A symbol and what is wrong with it; nothing is when `problem` is empty."""
+
+    symbol: Symbol
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCapabilities:
+    """What the host offers.
+
+    `version` is for people to read. `dynamic_vram`: whether the host's loaders make dynamic patchers in this process.
+    """
+
+    version: str
+    dynamic_vram: bool
+    findings: tuple[Finding, ...]
+
+    def offers(self, feature: Feature) -> bool:
+        """Whether every symbol that the feature needs is as expected."""
+        return not any(found.problem for found in self.findings if found.symbol.feature is feature)
+
+    def features_off(self) -> Iterator[tuple[str, str]]:
+        """Each feature that cannot work here, with the first symbol that differs."""
+        for feature in Feature:
+            problems = [found.problem for found in self.findings if found.symbol.feature is feature and found.problem]
+            if problems:
+                yield feature.value, problems[0]
+
+    def summary(self) -> str:
+        differing = sum(1 for found in self.findings if found.problem)
+        if differing:
+            return f"{differing} of {len(self.findings)} host symbols differ from what is expected"
+        return f"all {len(self.findings)} host symbols are as expected"
+
+
+def probe(surface: tuple[Symbol, ...] = SURFACE) -> HostCapabilities:
+    """Look at the host in this process. Changes nothing and raises nothing: what is amiss becomes a finding."""
+    return HostCapabilities(
+        version=str(_resolve("comfyui_version", "__version__", "unknown")),
+        dynamic_vram=bool(_resolve("comfy.memory_management", "aimdo_enabled", False)),
+        findings=tuple(Finding(symbol, _problem(symbol)) for symbol in surface),
+    )
+
+
+def _resolve(module: str, path: str, default: Any) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return default
+    for part in path.split("."):
+        found = getattr(found, part, _MISSING)
+        if found is _MISSING:
+            return default
+    return found
+
+
+_MISSING = object()
+
+
+def _problem(symbol: Symbol) -> str:
+    found = _resolve(symbol.module, symbol.path, _MISSING)
+    if found is _MISSING:
+        return f"{symbol.name} is missing"
+    if not symbol.positional and not symbol.keywords:
+        return ""
+    try:
+        parameters = [name for name in inspect.signature(found).parameters if name != "self"]
+    except (TypeError, ValueError):
+        return f"{symbol.name} cannot be called"
+    begins = tuple(parameters[: len(symbol.positional)]) == symbol.positional
+    if begins and set(symbol.keywords) <= set(parameters):
+        return ""
+    expected = ", ".join((*symbol.positional, *(f"{name}=" for name in symbol.keywords)))
+    return f"{symbol.name} has the parameters ({', '.join(parameters)}), expected ({expected})"

@@ -1,0 +1,109 @@
+"""Every symbol of the host that this project touches, what is expected of it, and why it is touched.
+
+Code in `host/` uses no other symbol; a test compares. When a host changes one, the feature that needs it turns itself
+off and names it. `multigpu doctor --all` prints the whole table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Feature(Enum):
+    """What stops working when a symbol is not as expected. The value is what people read."""
+
+    NODES = "nodes"
+    PLACEMENT = "placement"
+    DEVICES = "device choice"
+    LIFECYCLE = "keep and eject"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One symbol: `path` inside `module`, the features that need it, and the reason.
+
+    `positional` are the parameters a callable must begin with, in order, `self` left out. `keywords` are parameters it
+    must have anywhere.
+    """
+
+    module: str
+    path: str
+    feature: Feature
+    why: str
+    positional: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.path}"
+
+
+_PATCHER = "comfy.model_patcher"
+_MEMORY = "comfy.model_management"
+_N, _P, _D, _L = Feature.NODES, Feature.PLACEMENT, Feature.DEVICES, Feature.LIFECYCLE
+
+SURFACE: tuple[Symbol, ...] = (
+    Symbol("comfy_api.latest", "ComfyExtension", _N, "what the entry point returns"),
+    Symbol("comfy_api.latest", "io.ComfyNode", _N, "base of our nodes"),
+    Symbol("comfy_api.latest", "io.Schema", _N, "inputs and outputs of our nodes",
+           keywords=("node_id", "inputs", "outputs")),
+    Symbol("comfy.options", "enable_args_parsing", _N, "multigpu doctor: the host on a machine without accelerator"),
+    Symbol("nodes", "NODE_CLASS_MAPPINGS", _N, "loaders of the host and of other packs, looked up when a node runs"),
+    Symbol("folder_paths", "get_full_path_or_raise", _N, "the file behind a name", ("folder_name", "filename")),
+    Symbol("folder_paths", "get_filename_list", _N, "the choices of a loader", ("folder_name",)),
+    # The engine is a mixin over the static patcher: what it overrides, what it calls through to.
+    Symbol(_PATCHER, "ModelPatcher", _P, "base of the placed patcher", ("model", "load_device", "offload_device")),
+    Symbol(_PATCHER, "ModelPatcher.load", _P, "overridden: places blocks by the plan",
+           ("device_to", "lowvram_model_memory", "force_patch_weights", "full_load")),
+    Symbol(_PATCHER, "ModelPatcher.partially_load", _P, "overridden: a plan is applied whole",
+           ("device_to", "extra_memory", "force_patch_weights")),
+    Symbol(_PATCHER, "ModelPatcher.partially_unload", _P, "overridden: what leaves the compute device is counted",
+           ("device_to", "memory_to_free", "force_patch_weights")),
+    Symbol(_PATCHER, "ModelPatcher.unpatch_model", _P, "overridden: streaming ends before weights return",
+           ("device_to", "unpatch_weights")),
+    Symbol(_PATCHER, "ModelPatcher.detach", _P, "a placed model leaves all of its devices", ("unpatch_all",)),
+    Symbol(_PATCHER, "ModelPatcher.clone", _P, "a static copy of a dynamic model", keywords=("disable_dynamic",)),
+    Symbol(_PATCHER, "ModelPatcher.model_size", _P, "overridden: the share of the compute device"),
+    Symbol(_PATCHER, "ModelPatcher.loaded_size", _P, "the share that is loaded"),
+    Symbol(_PATCHER, "ModelPatcher._load_list", _P, "the blocks of a model, as the host counts them"),
+    Symbol(_PATCHER, "ModelPatcher.patch_weight_to_device", _P, "LoRA is applied before a block goes home",
+           ("key", "device_to", "inplace_update")),
+    Symbol(_PATCHER, "ModelPatcher.unpin_weight", _P, "a weight is unpinned before it moves", ("key",)),
+    Symbol(_PATCHER, "ModelPatcher.is_dynamic", _P, "a plan needs a static patcher"),
+    Symbol(_PATCHER, "ModelPatcher.apply_hooks", _P, "the end of a load, as the host's own does it", ("hooks",)),
+    Symbol(_PATCHER, "ModelPatcher.add_callback_with_key", _P, "clones of placed patchers stay placed",
+           ("call_type", "key", "callback")),
+    Symbol(_PATCHER, "CoreModelPatcher", _P, "swapped during one loader call, for loaders without disable_dynamic"),
+    Symbol(_PATCHER, "move_weight_functions", _P, "patches of a block move with it", ("m", "device")),
+    Symbol(_PATCHER, "wipe_lowvram_weight", _P, "marks of an earlier load are removed", ("m",)),
+    Symbol("comfy.patcher_extension", "CallbacksMP.ON_LOAD", _P, "fired after a placed load, as after any other"),
+    Symbol("comfy.patcher_extension", "CallbacksMP.ON_CLONE", _P, "see add_callback_with_key"),
+    Symbol("comfy.ops", "cast_bias_weight", _P, "the streaming contract: weights go to the input", ("s", "input")),
+    Symbol("comfy.ops", "CastWeightBiasOp.comfy_cast_weights", _P, "marks modules whose weights may rest elsewhere"),
+    Symbol(_MEMORY, "module_size", _P, "a block's bytes, as the host counts them", ("module",)),
+    Symbol(_MEMORY, "free_memory", _P, "other models make room on a home, too",
+           ("memory_required", "device", "keep_loaded")),
+    Symbol(_MEMORY, "current_stream", _P, "what the copies wait for; ignores its argument, which we mend", ("device",)),
+    Symbol(_MEMORY, "load_models_gpu", _D, "the way every model is loaded", ("models", "memory_required")),
+    Symbol(_MEMORY, "get_torch_device", _D, "the compute device of a model that names none"),
+    Symbol(_MEMORY, "get_all_torch_devices", _D, "the devices of this machine"),
+    Symbol(_MEMORY, "get_free_memory", _D, "free bytes of a device", ("dev",)),
+    Symbol(_MEMORY, "get_total_memory", _D, "bytes of a device", ("dev",)),
+    Symbol(_MEMORY, "cuda_device_context", _D, "the host runs a model on its own device", ("device",)),
+    Symbol("comfy.sd", "load_diffusion_model", _D, "loads on a device", ("unet_path", "model_options"),
+           ("disable_dynamic",)),
+    Symbol("comfy.sd", "load_clip", _D, "loads on a device", ("ckpt_paths",), ("model_options", "disable_dynamic")),
+    Symbol("comfy.sd", "load_checkpoint_guess_config", _D, "loads on a device", ("ckpt_path",),
+           ("model_options", "te_model_options", "disable_dynamic")),
+    Symbol("comfy.sd", "VAE", _D, "loads on a device", ("sd", "device")),
+    Symbol(_MEMORY, "unload_all_models", _L, "wrapped: pinned models stay, flagged ones leave"),
+    Symbol(_MEMORY, "soft_empty_cache", _L, "wrapped: the caches of all devices", ("force",)),
+    Symbol(_MEMORY, "current_loaded_models", _L, "read, never assigned: who is loaded"),
+    Symbol(_MEMORY, "LoadedModel", _L, "an entry of that list", ("model",)),
+    Symbol(_MEMORY, "reset_cast_buffers", _L, "buffers of an ejected model"),
+    Symbol("execution", "PromptExecutor.reset", _L, "drops the outputs that own the models; never called by us"),
+    Symbol("execution", "PromptQueue.set_flag", _L, "asks for a free, as POST /free does", ("name", "data")),
+    Symbol("execution", "PromptQueue.get_flags", _L, "what was asked for", ("reset",)),
+    Symbol("comfy_api.latest", "Caching", _L, "hands retained outputs of the host's own loaders back"),
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""What the user may set from outside, read once when ComfyUI loads the pack."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .errors import InputError
+
+_Value = TypeVar("_Value")
+
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`MULTIGPU_ENABLED` and `MULTIGPU_LOG`, with their defaults."""
+
+    enabled: bool = True
+    """Off: ComfyUI loads the pack, but it offers no node. To find out whether the pack is the cause of something."""
+
+    log_level: int = logging.INFO
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Raises InputError when a variable has a value that means nothing."""
+        return cls(
+            enabled=_choice(environment, "MULTIGPU_ENABLED", _SWITCH, "on"),
+            log_level=_choice(environment, "MULTIGPU_LOG", _LEVELS, "info"),
+        )
+
+
+def _choice(environment: Mapping[str, str], name: str, choices: Mapping[str, _Value], default: str) -> _Value:
+    given = environment.get(name) or default
+    if given.lower() not in choices:
+        raise InputError(f"{name} is {given!r}; it can be {', '.join(choices)}")
+    return choices[given.lower()]

@@ -1,0 +1,187 @@
+"""The repository keeps its own rules, and each rule notices when it is broken."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+import tomllib
+
+from multigpu import __version__
+from multigpu.host.surface import SURFACE
+from tests.unit import architecture as rules
+
+BROKEN = [
+    (rules.pure_files_import_pure_files, "plan/x.py", "import torch"),
+    (rules.pure_files_import_pure_files, "plan/x.py", "def f():\n    from ..stream.lanes import Lane"),
+    (rules.pure_files_import_pure_files, "plan/x.py", "from .. import runtime"),
+    (rules.only_host_imports_the_host, "nodes/x.py", "import comfy.model_management as m"),
+    (rules.only_host_imports_the_host, "runtime.py", "def f():\n    from nodes import NODE_CLASS_MAPPINGS"),
+    (rules.own_imports_are_relative, "cli/x.py", "from multigpu.plan import Plan"),
+    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a.b\na.b.c = 1"),
+    (rules.only_patches_assign_into_other_modules, "host/x.py", "from a import C\ndef f():\n    C.method = None"),
+    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a as z\ndef f():\n    setattr(z, 'b', 1)"),
+    (rules.no_module_level_mutable_state, "x.py", "cache = {}"),
+    (rules.no_module_level_mutable_state, "x.py", "seen: set[int] = set()"),
+    (rules.no_module_level_mutable_state, "x.py", "TABLE = {}\ndef f(k):\n    TABLE[k] = 1"),
+    (rules.no_module_level_mutable_state, "x.py", "ROWS = []\ndef f(k):\n    ROWS.append(k)"),
+    (rules.no_module_level_mutable_state, "x.py", "N = 0\ndef f():\n    global N"),
+    (rules.nothing_runs_at_import, "x.py", "print('hello')"),
+    (rules.nothing_runs_at_import, "x.py", "if True:\n    for x in y:\n        z(x)"),
+    (rules.names_say_something, "host/utils.py", ""),
+]
+
+ALLOWED = [
+    (rules.pure_files_import_pure_files, "plan/x.py", "import re\nfrom ..units import GIB\nfrom .types import Plan"),
+    (rules.only_patches_assign_into_other_modules, "host/patches.py", "import a\na.b = 1"),
+    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a\ndef f(module):\n    module.mark = a.b"),
+    (
+        rules.no_module_level_mutable_state,
+        "x.py",
+        "TABLE = {1: 2}\n__all__ = ['f']\ndef f():\n    rows = []\n    rows.append(1)",
+    ),
+    (
+        rules.nothing_runs_at_import,
+        "x.py",
+        "'''doc'''\nimport re\nA = re.compile('x')\n'''about A'''\nif A:\n    import b",
+    ),
+]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: rules.Rule) -> None:
+    assert [f"{path}: {problem}" for path, tree in rules.files().items() for problem in rule(path, tree)] == []
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), BROKEN)
+def test_a_broken_rule_is_noticed(rule: rules.Rule, path: str, source: str) -> None:
+    assert list(rule(path, ast.parse(source)))
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), ALLOWED)
+def test_what_is_allowed_is_not_reported(rule: rules.Rule, path: str, source: str) -> None:
+    assert list(rule(path, ast.parse(source))) == []
+
+
+def test_every_rule_has_a_case_that_breaks_it() -> None:
+    assert {rule for rule, _, _ in BROKEN} == set(rules.RULES)
+
+
+def test_host_symbols_are_found_in_every_way_to_write_them() -> None:
+    source = """
+from comfy import model_management as mm
+import comfy.ops
+from comfy.sd import VAE
+def f():
+    from execution import PromptQueue
+    mm.free_memory(1)
+    comfy.ops.cast_bias_weight.__name__
+"""
+    assert rules.host_symbols(ast.parse(source)) == {
+        "comfy.model_management.free_memory", "comfy.ops.cast_bias_weight", "comfy.sd.VAE", "execution.PromptQueue",
+    }  # fmt: skip
+
+
+def test_every_host_symbol_that_is_used_is_in_the_surface() -> None:
+    """One that is not there would break with the next ComfyUI without anyone being told."""
+    listed = {symbol.name for symbol in SURFACE}
+    for path, tree in rules.files().items():
+        for used in sorted(rules.host_symbols(tree)):
+            assert any(name == used or name.startswith(used + ".") for name in listed), f"{path} uses {used}: add a row"
+
+
+def test_the_surface_has_no_row_twice() -> None:
+    names = [symbol.name for symbol in SURFACE]
+    assert len(names) == len(set(names))
+
+
+IMPORT_ALL = """
+import importlib, logging, sys, threading
+
+class Poison:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in POISONED:
+            raise AssertionError(f"{name} was imported")
+
+happened = []
+handler = logging.Handler()
+handler.emit = lambda record: happened.append(record.getMessage())
+logging.getLogger().addHandler(handler)
+sys.meta_path.insert(0, Poison())
+sys.addaudithook(lambda event, _: happened.append(event) if event in WATCHED else None)
+for name in NAMES:
+    importlib.import_module(name)
+assert not happened, happened
+assert threading.active_count() == 1, threading.enumerate()
+if "torch" in sys.modules:
+    assert not sys.modules["torch"].cuda.is_initialized()
+"""
+
+WATCHED = {"subprocess.Popen", "os.system", "socket.connect", "os.mkdir", "os.remove", "shutil.rmtree"}
+
+
+def _name(path: str) -> str:
+    return ".".join(("multigpu", *path.removesuffix(".py").removesuffix("__init__").strip("/").split("/"))).strip(".")
+
+
+def _needs(path: str, tree: ast.Module) -> set[str]:
+    """What a module itself imports from outside when it is imported."""
+    at_import = ast.Module(body=[node for node in tree.body if not isinstance(node, ast.FunctionDef)], type_ignores=[])
+    return {module.partition(".")[0] for module, level in rules._imports(at_import) if level == 0}
+
+
+def test_importing_does_nothing() -> None:
+    """Modules outside the torch packages import without torch and without the host; those with torch, without the host.
+
+    What in `host/` imports the host when it is imported is covered on the real one, in tests/host.
+    """
+    trees = rules.files()
+    trees.pop("__main__.py", None)
+    hostless = [
+        path for path in trees if not (path.startswith("host/") and _needs(path, trees[path]) & rules.HOST_MODULES)
+    ]
+    torchless = [
+        path for path in hostless if not path.startswith(("stream/", "devices/", "host/")) or rules.is_pure(path)
+    ]
+    torchless += ["host/entry.py", "host/surface.py", "host/capabilities.py"]
+    _import_in_a_process([_name(path) for path in torchless], rules.HOST_MODULES | {"torch"})
+    own = [path for path in hostless if not _imports_host_modules_of_ours(path, trees)]
+    _import_in_a_process([_name(path) for path in own], rules.HOST_MODULES)
+
+
+def _imports_host_modules_of_ours(path: str, trees: dict[str, ast.Module]) -> bool:
+    """Whether a module in `host/` needs a sibling that needs the host."""
+    for module, level in rules._imports(trees[path]):
+        target = rules._target(path, module, level) + ".py" if level else ""
+        if target in trees and target.startswith("host/") and _needs(target, trees[target]) & rules.HOST_MODULES:
+            return True
+    return False
+
+
+def _import_in_a_process(names: list[str], poisoned: set[str]) -> None:
+    head = f"NAMES = {sorted(names)!r}\nPOISONED = {sorted(poisoned)!r}\nWATCHED = {sorted(WATCHED)!r}\n"
+    result = subprocess.run(
+        [sys.executable, "-c", head + IMPORT_ALL], cwd=rules.ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout + result.stderr == ""
+
+
+def test_the_poison_works() -> None:
+    with pytest.raises(AssertionError, match="json was imported"):
+        _import_in_a_process(["json.tool"], {"json"})
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads((rules.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == __version__
+
+
+def test_the_entry_is_small_and_does_nothing_outside_the_host() -> None:
+    source = (rules.ROOT / "__init__.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 20
+    names: dict[str, object] = {"__package__": "", "__name__": "anything"}
+    exec(compile(source, "__init__.py", "exec"), names)
+    assert "comfy_entrypoint" not in names

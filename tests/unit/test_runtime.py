@@ -1,0 +1,43 @@
+"""Starting the runtime outside a host: it says what is off, and raises only for a setting that means nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from multigpu.errors import InputError
+from multigpu.runtime import LOGGER, Runtime
+
+
+def test_one_line_and_one_more_for_each_feature_that_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = Runtime.start({})
+    first, *rest = caplog.records
+    assert first.levelno == logging.INFO and "on ComfyUI unknown" in first.getMessage()
+    assert [record.levelno for record in rest] == [logging.WARNING] * 4
+    assert "placement is off: comfy.model_patcher.ModelPatcher is missing" in rest[1].getMessage()
+    assert runtime.nodes() == []
+
+
+def test_switched_off_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    Runtime.start({"MULTIGPU_ENABLED": "off"})
+    assert "switched off by MULTIGPU_ENABLED" in caplog.records[0].getMessage()
+
+
+def test_the_log_level_is_that_of_our_lines_only(caplog: pytest.LogCaptureFixture) -> None:
+    root = logging.getLogger().level
+    Runtime.start({"MULTIGPU_LOG": "error"})
+    assert logging.getLogger(LOGGER).level == logging.ERROR and logging.getLogger().level == root
+    assert caplog.records == []
+
+
+def test_a_setting_that_means_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="MULTIGPU_LOG"):
+        Runtime.start({"MULTIGPU_LOG": "perhaps"})
+
+
+@pytest.fixture(autouse=True)
+def level_as_before(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    yield
+    logging.getLogger(LOGGER).setLevel(logging.NOTSET)
