@@ -167,7 +167,7 @@ def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute:
 
 
 def _ring(size: ModelSize, donors: Sequence[DeviceId], budgets: Budgets) -> RingModel:
-    return RingModel(max(size.ring, size.largest), tuple(budgets[device].link_speed for device in donors))
+    return RingModel(size.staging, tuple(budgets[device].link_speed for device in donors))
 
 
 def _links(
@@ -208,9 +208,8 @@ def _build(
         reason = reason or (Reason.LOW_INTENSITY if low else Reason.RESIDENT)
         placements.append(Placement(block.name, block.bytes, compute, compute, reason))
     speeds = tuple(budget.link_speed for budget in donors)
-    ring = RingModel(max(size.ring, size.largest), speeds)
     forecast = Forecast(
-        ring.step_seconds(work.seconds, work.sizes, links),
+        RingModel(size.staging, speeds).step_seconds(work.seconds, work.sizes, links),
         whole,
         tuple((home, count / speed) for home, count, speed in zip(homes, held, speeds, strict=True)),
     )

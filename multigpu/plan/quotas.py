@@ -20,7 +20,7 @@ Budgets = Mapping[DeviceId, DeviceBudget]
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model in four numbers: all bytes, those that cannot leave, the largest block that can, and the staging ring."""
+    """A model in four numbers: all bytes, those that cannot leave, the largest block that can, and the ring wanted."""
 
     total: int
     immovable: int
@@ -31,9 +31,14 @@ class ModelSize:
     def movable(self) -> int:
         return self.total - self.immovable
 
+    @property
+    def staging(self) -> int:
+        """The ring that is made when enough is streamed: the one wanted, if the largest block fits into it."""
+        return max(self.ring, self.largest)
+
     def ring_for(self, leaving: int) -> int:
-        """Staging memory for so many streamed bytes: never more than they are, never less than the largest block."""
-        return min(leaving, max(self.ring, self.largest))
+        """Staging memory for so many streamed bytes: never more than they are."""
+        return min(leaving, self.staging)
 
 
 def room(budget: DeviceBudget, size: ModelSize) -> int:
@@ -132,7 +137,7 @@ def auto_leaving(request: Auto, size: ModelSize, budget: DeviceBudget) -> int:
     usable = budget.free - reserve
     if size.total <= usable:
         return 0
-    leaving = min(size.movable, size.total + max(size.ring, size.largest) - usable)
+    leaving = min(size.movable, size.total + size.staging - usable)
     if size.total - leaving + size.ring_for(leaving) > usable:
         raise DoesNotFit(_even_at_best(budget, size, reserve))
     return leaving
@@ -171,7 +176,7 @@ def check_room(held: Quotas, size: ModelSize, budgets: Budgets, compute: DeviceI
     for device, count in held.items():
         free = lookup(device, budgets).free
         needed = count + (ring if device == compute else 0)
-        if count and needed > free:
+        if needed > free:
             staging = f" and {format_bytes(ring)} for staging" if device == compute and ring else ""
             raise DoesNotFit(
                 f"{format_bytes(count)} of the model are to rest on {device}{staging}, "
@@ -186,9 +191,10 @@ def _what_would_fit(device: DeviceId, size: ModelSize, budgets: Budgets, compute
         if isinstance(request, VirtualVram):
             return f"{format_bytes(fits)} fit there for certain: lower the virtual VRAM or add a donor"
         return f"write {device},{write_bytes_below(fits)} or less, and give the rest to another device"
-    fits = room(budgets[compute], size) - max(size.ring, size.largest)
+    fits = room(budgets[compute], size) - size.staging
     if fits < size.immovable:
-        return f"even the {format_bytes(size.immovable)} that cannot leave need more: compute on a larger device"
+        needed = size.immovable + size.ring_for(size.movable)
+        return f"{format_bytes(needed)} are needed there even if all that can leave does: compute on a larger device"
     if isinstance(request, VirtualVram):
         return f"{format_bytes(size.total - fits)} or more of virtual VRAM would fit"
     return f"write {compute},{write_bytes_below(fits)} or less, and give the rest to another device"

@@ -264,7 +264,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote. Raises `InputError` for another version or missing keys."""
+        """The plan that `to_json` wrote. Raises `InputError` for another version."""
         if data.get("version") != 1:
             raise InputError(f"this plan has version {data.get('version')!r}; this release reads version 1: plan again")
         devices = {text: DeviceId.parse(text) for text in {data["compute"], *(p["home"] for p in data["placements"])}}

@@ -183,6 +183,12 @@ def test_staging_memory_counts() -> None:
     assert (plan.bytes_on(GPU0), plan.ring_bytes) == (13 * GIB // 2, GIB)
 
 
+def test_staging_memory_counts_where_nothing_else_rests() -> None:
+    budgets = [budget(GPU0, 99), budget(CPU, 64 * GIB)]
+    with pytest.raises(DoesNotFit, match=r"0 B of the model .* and 100 B for staging, but 99 B are free there"):
+        make_plan(parse_request("cpu,*"), blocks_of(100, 100), budgets, GPU0, ring_bytes=100)
+
+
 def test_the_compute_device_is_named_once() -> None:
     blocks = blocks_of(100)
     assert make_plan(parse_request("#cuda:0;0;cpu"), blocks, roomy(), GPU0).compute == GPU0

@@ -199,7 +199,7 @@ def test_a_refusal_says_what_was_asked_what_is_free_and_what_fits() -> None:
     )
     assert "40 B or more of virtual VRAM would fit" in refusal("#;0;cpu", {GPU0: 100})
     fixed = ModelSize(total=100, immovable=90, largest=10, ring=5)
-    assert "even the 90 B that cannot leave need more" in refusal("#;0;cpu", {GPU0: 100}, fixed)
+    assert "100 B are needed there even if all that can leave does" in refusal("#;0;cpu", {GPU0: 100}, fixed)
 
 
 def test_what_is_suggested_fits() -> None:
