@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,3 +43,9 @@ class Runtime:
     def nodes(self) -> list[type[Any]]:
         """The node classes for ComfyUI. None yet."""
         return []
+
+
+@functools.cache
+def current() -> Runtime:
+    """The runtime of this process: started when ComfyUI loads the pack, or by the first who asks."""
+    return Runtime.start(os.environ)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from ..runtime import Runtime
+from ..runtime import current
 
 
 async def comfy_entrypoint() -> Any:
     """Start the runtime of this process and hand its nodes to ComfyUI. Changes nothing in the host."""
     from comfy_api.latest import ComfyExtension
 
-    runtime = Runtime.start(os.environ)
+    runtime = current()
 
     class MultiGPUExtension(ComfyExtension):
         async def get_node_list(self) -> list[Any]:
