@@ -1,6 +1,7 @@
 """What the user asks for, in one of three ways: automatic, virtual VRAM, or an expert allocation.
 
-`grammar` reads requests from text and writes them; `quotas` turns them into bytes per device.
+`grammar` reads requests from text and writes them; that text is also how a request is saved, since reading it back
+gives the equal request. `quotas` turns requests into bytes per device.
 """
 
 from __future__ import annotations
