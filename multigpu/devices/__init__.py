@@ -1,0 +1,1 @@
+"""The devices of this machine. Nothing is probed when this is imported."""

@@ -1,0 +1,145 @@
+"""The backends torch may have, and how each tells its devices. Nothing here remembers anything."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from ..errors import BackendUnavailable
+from ..plan import DeviceId
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One kind of accelerator.
+
+    `type` is torch's name for it. `label` is what people read and write, where that differs. `package` is what has to
+    be importable for torch to have it, when it is not a part of torch.
+    """
+
+    type: str
+    label: str
+    package: str | None = None
+
+    def device(self, index: int) -> DeviceId:
+        return DeviceId(self.type, index)
+
+
+BACKENDS = (
+    Backend("cuda", "cuda"),
+    Backend("xpu", "xpu"),
+    Backend("npu", "npu", "torch_npu"),
+    Backend("mlu", "mlu", "torch_mlu"),
+    Backend("mps", "mps"),
+    Backend("privateuseone", "directml", "torch_directml"),
+)
+"""AMD's and Iluvatar's (CoreX) cards are `cuda` to torch."""
+
+ALIASES = {"corex": "cuda", "ixuca": "cuda", "hip": "cuda", "rocm": "cuda", "directml": "privateuseone"}
+"""Other names that saved workflows and people use for a backend."""
+
+
+def all_backends() -> tuple[Backend, ...]:
+    """The table, and whatever else `torch.accelerator` knows in this process."""
+    current = torch.accelerator.current_accelerator()
+    if current is None or any(backend.type == current.type for backend in BACKENDS):
+        return BACKENDS
+    return (*BACKENDS, Backend(current.type, current.type))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as found: its name, its memory in bytes (None where the backend does not tell) and its peers.
+
+    `peers` are the devices whose memory it reads without the detour through RAM.
+    """
+
+    id: DeviceId
+    label: str
+    name: str
+    total: int | None
+    peers: tuple[DeviceId, ...] = ()
+
+
+def probe(backend: Backend) -> list[Device]:
+    """The devices of a backend; none if it is not there. Raises `BackendUnavailable` if it is there and broken."""
+    try:
+        module = _module(backend)
+        if module is None:
+            return []
+        return [_device(backend, module, index) for index in range(_count(module))]
+    except Exception as error:  # a vendor's module may raise anything
+        raise BackendUnavailable(f"{backend.label} is installed but does not work: {error or type(error)}") from error
+
+
+def free_bytes(device: DeviceId) -> int | None:
+    """Free memory of an accelerator as its driver tells it, None where it does not."""
+    module = getattr(torch, device.type, None)
+    if device.type == "mps" and module is not None:
+        return int(module.recommended_max_memory()) - int(module.driver_allocated_memory())
+    ask = getattr(module, "mem_get_info", None)
+    return None if ask is None else int(ask(device.index)[0])
+
+
+def _module(backend: Backend) -> Any:
+    if backend.type == "privateuseone":
+        return importlib.import_module("torch_directml") if find_spec("torch_directml") else None
+    module = getattr(torch, backend.type, None)
+    if module is None and backend.package and find_spec(backend.package):
+        importlib.import_module(backend.package)
+        module = getattr(torch, backend.type, None)
+    return module if module is not None and _available(module) else None
+
+
+def _available(module: Any) -> bool:
+    ask = getattr(module, "is_available", None)
+    if ask is None:  # torch.mps has none; its backend entry does
+        ask = torch.backends.mps.is_available
+    return bool(ask())
+
+
+def _count(module: Any) -> int:
+    return int(module.device_count())
+
+
+def _device(backend: Backend, module: Any, index: int) -> Device:
+    label = backend.label if backend.type == "mps" else f"{backend.label}:{index}"
+    return Device(
+        id=backend.device(index),
+        label=label,
+        name=_name(backend, module, index),
+        total=_total(backend, module, index),
+        peers=tuple(_peers(backend, module, index)),
+    )
+
+
+def _name(backend: Backend, module: Any, index: int) -> str:
+    for attribute in ("get_device_name", "device_name"):
+        ask = getattr(module, attribute, None)
+        if ask is not None:
+            return str(ask(index)).strip("\x00 ")
+    return "Apple GPU" if backend.type == "mps" else backend.label
+
+
+def _total(backend: Backend, module: Any, index: int) -> int | None:
+    if backend.type == "mps":
+        return int(module.recommended_max_memory())
+    properties = getattr(module, "get_device_properties", None)
+    total = getattr(properties(index), "total_memory", None) if properties is not None else None
+    if total is None:
+        ask = getattr(module, "mem_get_info", None)
+        total = ask(index)[1] if ask is not None else None
+    return None if total is None else int(total)
+
+
+def _peers(backend: Backend, module: Any, index: int) -> Iterator[DeviceId]:
+    ask = getattr(module, "can_device_access_peer", None)
+    if ask is not None:
+        for other in range(_count(module)):
+            if other != index and ask(index, other):
+                yield backend.device(other)

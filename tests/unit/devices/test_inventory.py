@@ -1,0 +1,117 @@
+"""The inventory: labels as workflows write them, one probe, and broken backends that are reported and not raised."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from multigpu.devices import backends
+from multigpu.devices.backends import BACKENDS, Backend, Device
+from multigpu.devices.inventory import Inventory
+from multigpu.errors import AllocationError, BackendUnavailable, UnknownDevice
+from multigpu.plan import CPU, DeviceId
+
+GIB = 1024**3
+CARDS = {
+    "cuda": [
+        Device(DeviceId("cuda", 0), "cuda:0", "Fast Card", 24 * GIB, (DeviceId("cuda", 1),)),
+        Device(DeviceId("cuda", 1), "cuda:1", "Old Card", 8 * GIB),
+    ],
+    "privateuseone": [Device(DeviceId("privateuseone", 0), "directml:0", "Another", None)],
+}
+
+
+def two_cards(backend: Backend) -> list[Device]:
+    if backend.type == "xpu":
+        raise BackendUnavailable("xpu is installed but does not work: no driver")
+    return CARDS.get(backend.type, [])
+
+
+def machine() -> Inventory:
+    return Inventory(lambda: BACKENDS, two_cards)
+
+
+def test_accelerators_come_in_order_and_the_cpu_last() -> None:
+    assert machine().labels() == ["cuda:0", "cuda:1", "directml:0", "cpu"]
+
+
+def test_a_broken_backend_is_reported_not_raised() -> None:
+    assert machine().problems == ("xpu is installed but does not work: no driver",)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("cuda:1", DeviceId("cuda", 1)),
+        ("CUDA:1", DeviceId("cuda", 1)),
+        ("cuda", DeviceId("cuda", 0)),
+        ("gpu:1", DeviceId("cuda", 1)),
+        ("gpu:2", DeviceId("privateuseone", 0)),
+        ("corex:0", DeviceId("cuda", 0)),
+        ("directml:0", DeviceId("privateuseone", 0)),
+        ("cpu", CPU),
+    ],
+)
+def test_labels_mean_devices(text: str, meant: DeviceId) -> None:
+    assert machine().resolve(text) == meant
+    assert machine().is_here(text)
+
+
+@pytest.mark.parametrize("text", ["cuda:2", "gpu:3", "mps", "xpu:0", "npu:0"])
+def test_a_device_that_is_not_here_is_refused_with_the_list(text: str) -> None:
+    with pytest.raises(UnknownDevice) as refused:
+        machine().resolve(text)
+    assert str(refused.value).startswith(f"{text} is not on this machine, which has cuda:0 (Fast Card, 24.00 GiB), ")
+    assert not machine().is_here(text)
+
+
+def test_what_is_no_device_is_refused_as_such() -> None:
+    with pytest.raises(AllocationError, match="is not a device; write its type and number"):
+        machine().resolve("the fast one")
+
+
+def test_a_device_is_found_by_its_id() -> None:
+    assert machine().device(DeviceId("cuda", 0)).peers == (DeviceId("cuda", 1),)
+    with pytest.raises(UnknownDevice, match="cuda:7 is not on this machine"):
+        machine().device(DeviceId("cuda", 7))
+
+
+def test_it_is_probed_once_and_not_before_it_is_asked() -> None:
+    seen: list[str] = []
+
+    def look(backend: Backend) -> list[Device]:
+        seen.append(backend.type)
+        return []
+
+    inventory = Inventory(lambda: BACKENDS, look)
+    assert seen == []
+    threads = [threading.Thread(target=inventory.labels) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [backend.type for backend in BACKENDS]
+
+
+def test_this_machine_is_probed_without_an_error() -> None:
+    inventory = Inventory()
+    assert inventory.problems == ()
+    assert inventory.devices[-1].id == CPU
+    free, total = inventory.free(CPU), inventory.devices[-1].total
+    assert free is not None and total is not None and 0 < free <= total
+
+
+class Failing:
+    """A vendor's module whose driver is missing."""
+
+    @staticmethod
+    def is_available() -> bool:
+        raise RuntimeError("driver/library version mismatch")
+
+
+def test_what_a_vendors_module_raises_becomes_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends.torch, "mlu", Failing, raising=False)
+    inventory = Inventory(lambda: (Backend("mlu", "mlu", "torch_mlu"),))
+    assert inventory.labels() == ["cpu"]
+    assert inventory.problems == ("mlu is installed but does not work: driver/library version mismatch",)
