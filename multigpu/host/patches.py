@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import comfy.model_patcher
+from comfy import model_management
 
 
 @contextmanager
@@ -17,3 +19,18 @@ def static_patchers() -> Iterator[None]:
         yield
     finally:
         comfy.model_patcher.CoreModelPatcher = before
+
+
+def replaced_default_device(answer: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:
+    """Let `answer`, which is given the original, say what the host's default device is. Returns what undoes it."""
+    original = model_management.get_torch_device
+
+    def get_torch_device() -> Any:
+        return answer(original)
+
+    def undo() -> None:
+        if model_management.get_torch_device is get_torch_device:
+            model_management.get_torch_device = original
+
+    model_management.get_torch_device = get_torch_device
+    return undo
