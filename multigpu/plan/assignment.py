@@ -18,7 +18,8 @@ class Work:
     """The blocks of a model as columns, in order of execution.
 
     `movable` holds the indices of the blocks that may leave, each of at least one byte; `by_intensity` the same, those
-    that compute least for their bytes first. `progress` is the share of the step's time done after each block.
+    that compute least for their bytes first, the later of equal ones first. `progress` is the share of the step's time
+    done after each block.
     """
 
     sizes: tuple[int, ...]
@@ -36,7 +37,7 @@ class Work:
             tuple(seconds),
             tuple(movable),
             sum(sizes[i] for i in movable),
-            tuple(sorted(movable, key=lambda i: (seconds[i] / sizes[i], -i))),
+            tuple(sorted(reversed(movable), key=lambda i: seconds[i] / sizes[i])),
             tuple(done / whole for done in accumulate(seconds)),
         )
 
@@ -57,7 +58,7 @@ def last_blocks(work: Work, need: int) -> Selection:
 
 def largest_blocks(work: Work, need: int) -> Selection:
     """The largest blocks, the earlier of two equal ones first."""
-    return _settle(work, need, (), sorted(work.movable, key=lambda i: (-work.sizes[i], i)))
+    return _settle(work, need, (), sorted(work.movable, key=lambda i: -work.sizes[i]))
 
 
 def even_blocks(work: Work, need: int) -> Selection:

@@ -16,7 +16,7 @@ RESIDENT = -1
 """The link of a block that is not streamed."""
 COPY_LATENCY = 3e-6
 """Seconds by which one copy is longer than its bytes explain."""
-_MOST_STEPS = 8
+_MOST_STEPS = 6
 _SAME = 1e-6
 
 
