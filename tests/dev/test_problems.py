@@ -1,0 +1,133 @@
+"""What people meet on a machine that is not ready: one sentence that says what to do, and exit code 2."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from devtools import problem
+from devtools.places import Places
+from tests.dev.sandbox import Sandbox
+
+DEV = Places.here().root / "dev.py"
+CLOSED = "http://127.0.0.1:9"
+
+MOUNT = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+CAN_MOUNT = shutil.which("unshare") is not None and (
+    subprocess.run([*MOUNT, "mount -t tmpfs -o size=1m none /mnt"], capture_output=True, check=False).returncode == 0
+)
+needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="a small disk cannot be mounted here")
+
+
+def assert_one_sentence(code: int, output: str, *parts: str) -> None:
+    """The last line is the sentence; no traceback before it."""
+    assert code == 2, output
+    assert "Traceback" not in output
+    last = output.rstrip().splitlines()[-1]
+    assert last.endswith(".") and all(part in last for part in parts), last
+
+
+@pytest.mark.parametrize("version", [(2, 7), (3, 10), (3, 14)])
+def test_the_wrong_python(version: tuple[int, int]) -> None:
+    pretend = f"import runpy, sys; sys.version_info = {(*version, 0, 'final', 0)}; sys.argv = ['dev.py', 'run']; "
+    command = [sys.executable, "-c", pretend + f"runpy.run_path({str(DEV)!r}, run_name='__main__')"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert_one_sentence(
+        result.returncode, result.stderr, "needs Python 3.11, 3.12 or 3.13", f"{version[0]}.{version[1]}"
+    )
+
+
+def test_an_old_python_can_read_the_file_that_tells_it_so() -> None:
+    ast.parse(DEV.read_text(encoding="utf-8"), feature_version=(3, 4))
+
+
+def test_a_busy_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, output = Sandbox(tmp_path, ready_environment=True).run("run", "--port", str(port))
+    assert_one_sentence(code, output, f"Port {port}", "--port")
+
+
+def test_an_unknown_host_version(tmp_path: Path) -> None:
+    code, output = Sandbox(tmp_path, ready_environment=True).run("run", "--host", "0.1.2")
+    assert_one_sentence(code, output, "0.1.2", "0.24.1, 0.30.0")
+
+
+def test_no_network(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
+    for name in [name for name in sandbox.environment if name.startswith("PIP_")]:
+        del sandbox.environment[name]
+    sandbox.environment |= {
+        "MULTIGPU_DEV_CACHE": str(tmp_path / "cache"), "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": CLOSED,
+        "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0",
+    }  # fmt: skip
+    code, output = sandbox.run("run")
+    assert_one_sentence(code, output, "could not be reached", "check the network")
+    code, output = sandbox.run("doctor")
+    assert code == 2 and "does not reach the package index" in output
+
+
+@needs_mount
+def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=False)
+    code, output = _run_with_small_disk(sandbox, "64m", mount=tmp_path / "clone", keep=True)
+    assert_one_sentence(code, output, "0.1 GB", "free some space")
+    assert "Making" not in output
+
+
+@needs_mount
+def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
+    sandbox.environment["MULTIGPU_DEV_CACHE"] = str(tmp_path / "cache")
+    code, output = _run_with_small_disk(sandbox, "100m", mount=tmp_path / "cache", keep=False)
+    assert_one_sentence(code, output, "is full", "run the same command again")
+
+
+def _run_with_small_disk(sandbox: Sandbox, size: str, *, mount: Path, keep: bool) -> tuple[int, str]:
+    """Run `dev.py run` where `mount` is a disk of that size; with `keep`, the folder's content is on it."""
+    copy = f"cp -a {mount} {mount}.kept && " if keep else ""
+    back = f" && cp -a {mount}.kept/. {mount}/ && cd {mount}" if keep else ""
+    script = f"{copy}mount -t tmpfs -o size={size} none {mount}{back} && exec {sys.executable} dev.py run"
+    result = subprocess.run(
+        [*MOUNT, script], cwd=sandbox.root, env=sandbox.environment, text=True, timeout=240, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return result.returncode, result.stdout
+
+
+def test_doctor_on_a_ready_machine() -> None:
+    result = subprocess.run([sys.executable, DEV, "doctor"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Ready: python dev.py run" in result.stdout
+
+
+PIP_SAYS = [
+    ("ERROR: Could not install packages: [Errno 28] No space left on device", "is full"),
+    (
+        "NewConnectionError('...: Failed to establish a new connection')\nERROR: No matching distribution",
+        "check the network",
+    ),
+    ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "report it"),
+    ("error: subprocess-exited-with-error\n\nsomething else went wrong\n", "something else went wrong"),
+]
+
+
+@pytest.mark.parametrize(("text", "part"), PIP_SAYS)
+def test_what_pip_says_becomes_a_sentence(text: str, part: str) -> None:
+    assert part in str(problem.from_pip_output(text, "torch", Path("there")))
+
+
+def test_only_errors_of_the_machine_become_sentences() -> None:
+    assert "is full" in str(problem.from_os_error(OSError(errno.ENOSPC, "full", "there")))
+    assert "cannot be written" in str(problem.from_os_error(OSError(errno.EACCES, "no", "there")))
+    assert problem.from_os_error(OSError(errno.ENOENT, "missing", "there")) is None
