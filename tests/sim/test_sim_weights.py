@@ -38,9 +38,9 @@ def test_parameters_that_point_into_an_arena(sim, dtype, mode):
     sim.reset()
     arena = torch.empty(4096, dtype=torch.uint8, device=sim.device(0))
     x = torch.randn(3, 8).to(dtype)
+    views = [arena[at : at + layer.weight.nbytes].view(dtype).view(layer.weight.shape) for at in (0, 1024)]
     with mode():
-        for offset in (0, 1024):
-            view = arena[offset : offset + layer.weight.nbytes].view(dtype).view(layer.weight.shape)
+        for offset, view in zip((0, 1024), views, strict=True):
             view.copy_(layer.weight)
             there.weight.data = view
             assert there.weight.data_ptr() == arena.data_ptr() + offset
@@ -51,18 +51,21 @@ def test_parameters_that_point_into_an_arena(sim, dtype, mode):
     assert clone.weight.data_ptr() != there.weight.data_ptr()
 
 
-def test_a_parameter_may_leave_the_device_in_place(sim):
-    """torch allows `data` to cross to the CPU and back for CUDA, and refuses for devices of PrivateUse1, as npu is."""
+def test_where_parameter_data_may_point(sim):
+    """For CUDA `data` may cross to the CPU and take views made in inference mode; for PrivateUse1 (npu) torch refuses both."""
     layer = nn.Linear(4, 4, device=sim.device(0)).requires_grad_(False)
-    there, home = layer.weight.data, layer.weight.data.cpu()
-    if sim.kind == "cuda":
-        layer.weight.data = home
-        assert layer.weight.device.type == "cpu"
-        layer.weight.data = there
-        assert layer.weight.data_ptr() == there.data_ptr()
-    else:
-        with pytest.raises(RuntimeError, match="incompatible tensor type"):
-            layer.weight.data = home
+    arena = torch.zeros(64, dtype=torch.uint8, device=sim.device(0))
+    with torch.inference_mode():
+        inference_view = arena.view(torch.float32).view(4, 4)
+    for target in (layer.weight.data.cpu(), inference_view):
+        if sim.kind == "npu":
+            with pytest.raises(RuntimeError, match="incompatible tensor type"):
+                layer.weight.data = target
+        else:
+            layer.weight.data = target
+            assert layer.weight.data_ptr() == target.data_ptr()
+    layer.weight.data = arena.view(torch.float32).view(4, 4)
+    assert layer.weight.data_ptr() == arena.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
