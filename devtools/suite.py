@@ -76,6 +76,15 @@ def _unit(job: Job) -> list[Report]:
     return [job.pytest("unit", "tests/unit", *(coverage if enforced else ()))]
 
 
+def _engine(job: Job) -> list[Report]:
+    """One process for each host version and each kind of device; without a kind, the CPU."""
+    return [
+        job.pytest(f"engine {host.version} {kind or 'cpu'}", "tests/engine", MULTIGPU_HOST=host.version, SIMDEV=kind)
+        for host in HOSTS
+        for kind in ("", "cuda", "npu")
+    ]
+
+
 def _sim(job: Job) -> list[Report]:
     return [job.pytest(f"sim {kind}", "tests/sim", SIMDEV=kind) for kind in ("cuda", "npu")]
 
@@ -95,6 +104,7 @@ _PARTS = {
     "unit": Part(_unit, "tests/unit"),
     "dev": Part(lambda job: [job.pytest("dev", "tests/dev")], "tests/dev", hosts=True),
     "host": Part(lambda job: [job.pytest("host", "tests/host")], "tests/host", hosts=True),
+    "engine": Part(_engine, "tests/engine", hosts=True),
     "sim": Part(_sim, "tests/sim", hosts=True),
     "browser": Part(lambda job: [job.pytest("browser", "tests/browser")], "tests/browser", hosts=True),
 }
