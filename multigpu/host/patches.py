@@ -1,13 +1,17 @@
-"""The only place that assigns into the host's modules, and always for the length of a `with`."""
+"""The only place that assigns into the host's modules: for the length of a `with`, or by a `Patch`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import comfy.model_patcher
-from comfy import model_management
+
+from ..errors import HostIncompatible
 
 
 @contextmanager
@@ -21,16 +25,55 @@ def static_patchers() -> Iterator[None]:
         comfy.model_patcher.CoreModelPatcher = before
 
 
-def replaced_default_device(answer: Callable[[Callable[[], Any]], Any]) -> Callable[[], None]:
-    """Let `answer`, which is given the original, say what the host's default device is. Returns what undoes it."""
-    original = model_management.get_torch_device
+@dataclass
+class Patch:
+    """A function of a host module that is replaced: which, with what parameters, why, and by what.
 
-    def get_torch_device() -> Any:
-        return answer(original)
+    Installed and removed any number of times; what was there is put back as the very same object.
+    """
 
-    def undo() -> None:
-        if model_management.get_torch_device is get_torch_device:
-            model_management.get_torch_device = original
+    owner: ModuleType
+    name: str
+    parameters: tuple[str, ...]
+    reason: str
+    replacement: Callable[..., Any]
+    _original: Callable[..., Any] | None = field(default=None, init=False)
 
-    model_management.get_torch_device = get_torch_device
-    return undo
+    @property
+    def installed(self) -> bool:
+        return self._original is not None and getattr(self.owner, self.name, None) is self.replacement
+
+    def original(self, *arguments: Any) -> Any:
+        """Call what was there before."""
+        if self._original is None:
+            raise HostIncompatible(f"{self.owner.__name__}.{self.name} was called through, but it is not replaced")
+        return self._original(*arguments)
+
+    def install(self) -> None:
+        """Raises HostIncompatible and changes nothing if another pack was here first or the parameters differ."""
+        if self.installed:
+            return
+        complaint = self.complaint()
+        if complaint:
+            raise HostIncompatible(complaint)
+        self._original = getattr(self.owner, self.name)
+        setattr(self.owner, self.name, self.replacement)
+
+    def remove(self) -> None:
+        """Put the original back, unless another pack has replaced ours meanwhile: that one calls us through."""
+        if self.installed:
+            setattr(self.owner, self.name, self._original)
+            self._original = None
+
+    def complaint(self) -> str:
+        """Why this cannot be installed; empty when it can."""
+        full = f"{self.owner.__name__}.{self.name}"
+        found = getattr(self.owner, self.name, None)
+        if found is None:
+            return f"{full} is missing"
+        if self._original is not None or getattr(found, "__globals__", None) is not vars(self.owner):
+            return f"{full} was replaced by another pack ({getattr(found, '__module__', None) or type(found).__name__})"
+        parameters = tuple(inspect.signature(found).parameters)
+        if parameters != self.parameters:
+            return f"{full} has the parameters ({', '.join(parameters)}), expected ({', '.join(self.parameters)})"
+        return ""

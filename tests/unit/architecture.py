@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "multigpu"
 
-PURE = ("errors.py", "units.py", "plan/", "lifecycle/policy.py", "stream/schedule.py", "stream/ring_ledger.py",
+PURE = ("errors.py", "units.py", "plan/", "lifecycle/", "stream/schedule.py", "stream/ring_ledger.py",
         "telemetry/snapshot.py")  # fmt: skip
 """Files and folders that import the standard library and each other only."""
 

@@ -1,0 +1,222 @@
+"""Which node made which models, and what is held so that the next prompt gets them back.
+
+A record is the outputs of one node, held weakly. Once all models in it are retained it holds them strongly: then it is
+the anchor, and the outputs can be handed back. Models without such a record are held by an explicit anchor instead.
+Nothing here knows the host: a value's holders and a holder's model come from the two ports.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Stamp = tuple[str, int, int]
+"""A file's path, size and time of change in nanoseconds."""
+
+
+def stamp(path: str) -> Stamp:
+    """What tells one version of a file from another; one that is gone is unlike any."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return path, -1, -1
+    return path, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What the ledger needs to know of the host's objects."""
+
+    patcher_of: Callable[[Any], Any]
+    """The patcher inside a value (a patcher, CLIP, VAE, ...), or None when it holds no model."""
+    model_of: Callable[[Any], Any]
+    """The inner model of a patcher: what all clones share."""
+    is_root: Callable[[Any], bool]
+    """Whether a patcher came from a loader rather than from another patcher of the same model."""
+    is_clean: Callable[[Any], bool]
+    """Whether a patcher has nothing on top of its model, such as a LoRA."""
+
+
+GONE = object()
+PLAIN = (type(None), bool, int, float, str)
+"""Values that are kept as they are: a checkpoint without a VAE has None in its place."""
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """Gives the value for as long as it lives, then GONE."""
+    if isinstance(value, PLAIN):
+        return lambda: value
+    weak = weakref.ref(value)
+    return lambda: GONE if (found := weak()) is None else found
+
+
+class Record:
+    """The outputs of one node: a list of slots, each a list of values."""
+
+    def __init__(self, outputs: Sequence[Sequence[Any]], stamps: frozenset[Stamp], ports: Ports) -> None:
+        self._ports = ports
+        self._slots = [[_reference(value) for value in slot] for slot in outputs]
+        self._held: list[list[Any]] | None = None
+        self._made = [weakref.ref(ports.model_of(patcher)) for patcher in self.patchers() if ports.is_root(patcher)]
+        self.stamps = stamps
+
+    def outputs(self) -> list[list[Any]] | None:
+        """The values, or None when one of them is gone."""
+        values = [[reference() for reference in slot] for slot in self._slots]
+        return None if any(value is GONE for slot in values for value in slot) else values
+
+    def patchers(self) -> list[Any]:
+        """Of the values that live."""
+        values = (reference() for slot in self._slots for reference in slot)
+        found = (self._ports.patcher_of(value) for value in values if value is not GONE)
+        return [patcher for patcher in found if patcher is not None]
+
+    def models(self) -> list[Any]:
+        return [self._ports.model_of(patcher) for patcher in self.patchers()]
+
+    def made(self) -> list[Any]:
+        """The models that this very node loaded and that still live, whatever became of its outputs."""
+        return [model for model in (reference() for reference in self._made) if model is not None]
+
+    def current(self) -> bool:
+        """Whether the files are the ones that were loaded."""
+        return all(stamp(path) == (path, size, time) for path, size, time in self.stamps)
+
+    def hold(self, strongly: bool) -> None:
+        self._held = self.outputs() if strongly else None
+
+    @property
+    def held(self) -> bool:
+        return self._held is not None
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A patcher held by itself. `pinned`: until the user lets go, otherwise until the next prompt begins."""
+
+    patcher: Any
+    reason: str
+    pinned: bool
+
+
+class Ledger:
+    """The records and anchors of one process. The host's prompt worker uses it, and whoever asks from outside."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._records: dict[str, Record] = {}
+        self._anchors: dict[int, Anchor] = {}
+
+    # -- records ----------------------------------------------------------------------------------------------
+
+    def remember(self, key: str, outputs: Sequence[Sequence[Any]], stamps: Iterable[Stamp]) -> bool:
+        """Record what a node made, if that is models and nothing else. It takes the place of an older record."""
+        others = [value for slot in outputs for value in slot if self._ports.patcher_of(value) is None]
+        if not all(isinstance(value, PLAIN) for value in others) or len(others) == sum(map(len, outputs)):
+            return False
+        record = Record(outputs, frozenset(stamps), self._ports)
+        self.forget(key, successors=record.models())
+        self._records[key] = record
+        return True
+
+    def hand_back(self, key: str) -> list[list[Any]] | None:
+        """The outputs of the key, if all live and their files are unchanged.
+
+        A record that cannot be handed back is forgotten, and the models its node loaded are let go: the node that asks
+        is about to load their successors, and there are never to be two copies.
+        """
+        record = self._records.get(key)
+        if record is None:
+            return None
+        outputs = record.outputs() if record.current() else None
+        if outputs is None:
+            self.forget(key)
+        return outputs
+
+    def forget(self, key: str, successors: Sequence[Any] = ()) -> None:
+        """Drop a record and let go of the models its node loaded, except those that are among `successors`."""
+        record = self._records.pop(key, None)
+        for model in record.made() if record is not None else ():
+            if not any(model is its for its in successors):
+                self.release(model)
+
+    def knows(self, key: str) -> bool:
+        return key in self._records
+
+    def recorded(self, model: Any) -> bool:
+        """Whether some node's record has the model."""
+        return any(its is model for record in self._all() for its in record.models())
+
+    def _all(self) -> list[Record]:
+        return list(self._records.values())
+
+    # -- anchors ----------------------------------------------------------------------------------------------
+
+    def anchor(self, patcher: Any, reason: str, *, pinned: bool) -> None:
+        """Hold a patcher; a model has one anchor, the newest."""
+        self._anchors[id(self._ports.model_of(patcher))] = Anchor(patcher, reason, pinned)
+
+    def anchored(self, model: Any) -> bool:
+        return id(model) in self._anchors
+
+    def release(self, model: Any) -> bool:
+        """Let go of a model: its anchor, and every record that has it. Whether it had an anchor."""
+        for record in self._all():
+            if record.held and any(its is model for its in record.models()):
+                record.hold(False)
+        return self._anchors.pop(id(model), None) is not None
+
+    def release_cycle(self, *, unless_recorded: bool) -> None:
+        """Let go of what was held for one cycle only; `unless_recorded`, of what cannot be handed back anyway."""
+        recorded = {id(model) for record in self._all() if record.held for model in record.models()}
+        for key, anchor in list(self._anchors.items()):
+            if not anchor.pinned and not (unless_recorded and key in recorded):
+                self._anchors.pop(key, None)
+
+    def clear(self) -> int:
+        """Let go of everything; how many models were held."""
+        count = len(self.retained_models())
+        self._anchors.clear()
+        for record in self._all():
+            record.hold(False)
+        return count
+
+    def anchors(self) -> list[Anchor]:
+        return list(self._anchors.values())
+
+    def known_models(self) -> list[Any]:
+        """Every living model that was recorded or is held, once."""
+        return self._models(self._all())
+
+    def retained_models(self) -> list[Any]:
+        """Every model that is held, once."""
+        return self._models([record for record in self._all() if record.held])
+
+    def _models(self, records: list[Record]) -> list[Any]:
+        models = [self._ports.model_of(anchor.patcher) for anchor in self.anchors()]
+        models += [model for record in records for model in record.models()]
+        return list({id(model): model for model in models}.values())
+
+    # -- settling ---------------------------------------------------------------------------------------------
+
+    def settle(self, retained: Collection[Any]) -> None:
+        """Hold exactly the records that are to be handed back: all of their models are in `retained`.
+
+        Of the patchers of one model only those from a loader count, and the anchored one if it is clean. The others
+        carry what a prompt put on top (a LoRA); their nodes run again.
+        """
+        wanted = {id(model) for model in retained}
+        for key, record in list(self._records.items()):
+            if record.outputs() is None and not any(id(model) in wanted for model in record.made()):
+                self._records.pop(key, None)
+            else:
+                record.hold(all(self._counts(patcher, wanted) for patcher in record.patchers()))
+
+    def _counts(self, patcher: Any, wanted: set[int]) -> bool:
+        model = id(self._ports.model_of(patcher))
+        anchor = self._anchors.get(model)
+        chosen = anchor is not None and anchor.patcher is patcher and self._ports.is_clean(patcher)
+        return model in wanted and (chosen or self._ports.is_root(patcher))

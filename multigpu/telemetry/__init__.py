@@ -1,0 +1,1 @@
+"""What was in memory, and when."""

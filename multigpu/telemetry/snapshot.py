@@ -1,0 +1,58 @@
+"""One look at memory, as plain data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from ..units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one device. `cached` is what its allocator holds without using it."""
+
+    device: str
+    free: int
+    total: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """One loaded model. `standing` is default, keep or eject; `id` is that of the inner model."""
+
+    name: str
+    id: int
+    device: str
+    loaded_bytes: int
+    standing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Memory at one moment. `identifier` says what for, `tag` which moment; `time` is seconds since 1970."""
+
+    identifier: str
+    tag: str
+    time: float
+    process_bytes: int
+    ram_used: int
+    ram_total: int
+    devices: tuple[DeviceMemory, ...]
+    models: tuple[ModelMemory, ...]
+    anchors: int
+
+    def line(self) -> str:
+        """For people: `free 3 post-unload: process 1.2 GiB, RAM 12.1 of 23.5 GiB, cuda:0 20.1 of 24 GiB free; ...`."""
+        parts = [
+            f"process {format_bytes(self.process_bytes)}",
+            f"RAM {format_bytes(self.ram_used)} of {format_bytes(self.ram_total)}",
+            *(f"{its.device} {format_bytes(its.free)} of {format_bytes(its.total)} free" for its in self.devices),
+        ]
+        models = ", ".join(f"{model.name} ({model.standing}, {model.device})" for model in self.models) or "none"
+        return f"{self.identifier} {self.tag}: {', '.join(parts)}; loaded: {models}; anchors: {self.anchors}"
+
+    def json(self) -> str:
+        """One line of JSON with every field."""
+        return json.dumps(asdict(self), separators=(",", ":"))
