@@ -7,11 +7,18 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .host.capabilities import HostCapabilities, probe
+from .host.surface import Feature
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .devices.inventory import Inventory
+    from .host.free_flow import FreeFlow
+    from .host.patcher import ModelStates
+    from .host.placing import Placer
 
 LOGGER = "multigpu"
 """One name for all our log lines: inside ComfyUI a module's own name is the path of the folder."""
@@ -40,9 +47,42 @@ class Runtime:
             logger.warning("[MultiGPU] %s is off: %s", feature, problem)
         return cls(settings, capabilities)
 
+    @functools.cached_property
+    def inventory(self) -> Inventory:
+        """The devices of this machine; probed when first asked."""
+        from .devices.inventory import Inventory
+
+        return Inventory()
+
+    @functools.cached_property
+    def states(self) -> ModelStates:
+        """The states of all placed models. Only inside ComfyUI."""
+        from .host.patcher import ModelStates
+
+        return ModelStates()
+
+    @functools.cached_property
+    def placer(self) -> Placer:
+        """Places components. Only inside ComfyUI."""
+        from .host.device_scope import DeviceScope
+        from .host.placing import Placer
+
+        return Placer(self.inventory, self.settings, self.capabilities, self.states, DeviceScope())
+
+    @functools.cached_property
+    def free_flow(self) -> FreeFlow:
+        """What happens when memory is freed. Only inside ComfyUI."""
+        from .host.free_flow import FreeFlow, pressure
+
+        return FreeFlow(lambda: self.inventory.accelerators, pressure(self.settings.ram_limit))
+
     def nodes(self) -> list[type[Any]]:
-        """The node classes for ComfyUI. None yet."""
-        return []
+        """The node classes for ComfyUI: none when the pack is switched off, or the host's node API differs."""
+        if not self.settings.enabled or not self.capabilities.offers(Feature.NODES):
+            return []
+        from .nodes import all_nodes
+
+        return all_nodes(self)
 
 
 @functools.cache

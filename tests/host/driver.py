@@ -19,6 +19,9 @@ from devtools.server import Server, ServerSpec
 
 PACK = "multigpu"
 DEBUG_PACKS = Path(__file__).parent / "debug_pack"
+INPUT_ERROR = re.compile(
+    r"multigpu\.errors\.(InputError|AllocationError|AllocationSyntaxError|UnknownDevice|DoesNotFit):"
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class Driver:
         return self.server.log()
 
     def our_tracebacks(self) -> list[str]:
-        return tracebacks_of(PACK, self.log())
+        """Tracebacks through our pack, except for errors that tell the user what to change in the workflow."""
+        return [text for text in tracebacks_of(PACK, self.log()) if not INPUT_ERROR.search(text.splitlines()[-1])]
 
 
 def tracebacks_of(pack: str, log: str) -> list[str]:

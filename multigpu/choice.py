@@ -1,0 +1,68 @@
+"""What the widgets of a node say, translated once into the words of this project. Standard library and planner only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .errors import InputError
+from .plan import Auto, DeviceId, Request, VirtualVram, parse_request, request_from_widgets
+
+DEFAULT_DEVICE = "default"
+"""The device that ComfyUI would choose."""
+
+AUTO, VIRTUAL_VRAM, EXPERT = "auto", "virtual VRAM", "expert"
+MODES = (AUTO, VIRTUAL_VRAM, EXPERT)
+
+DEFAULT, KEEP, EJECT = "default", "keep", "eject"
+KEEP_CHOICES = (DEFAULT, KEEP, EJECT)
+_KEEP_WORDS = {
+    **{word: word for word in KEEP_CHOICES},
+    **{"true": KEEP, "false": EJECT},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where one component goes: the compute device as the workflow names it, the request, and the retention."""
+
+    compute: str
+    request: Request
+    keep: str = DEFAULT
+
+
+def read_keep(value: object) -> str:
+    """`default`, `keep` or `eject`; true and false mean keep and eject. Raises `InputError` for anything else."""
+    word = _KEEP_WORDS.get(str(value).strip().lower()) if isinstance(value, (str, bool)) else None
+    if word is None:
+        raise InputError(
+            f"keep_loaded is {value!r}; it can be default, keep or eject (or true for keep, false for eject)"
+        )
+    return word
+
+
+def read_request(mode: str, virtual_vram_gb: float, donor_device: str, expert_mode_allocations: str) -> Request:
+    """The request behind the widgets of a place node; the other modes' widgets are not looked at.
+
+    Raises `AllocationError` for values that mean nothing.
+    """
+    if mode == AUTO:
+        return Auto()
+    if mode == VIRTUAL_VRAM:
+        return request_from_widgets(virtual_vram_gb, donor_device, "")
+    if mode == EXPERT:
+        return parse_request(expert_mode_allocations)
+    raise InputError(f"mode is {mode!r}; it can be {', '.join(MODES)}")
+
+
+def fitted(request: Request, compute: DeviceId) -> Request:
+    """`request` without the compute device among its donors.
+
+    On the CPU nothing leaves when it is its own only donor, which is what old workflows say on a machine without GPU.
+    An accelerator as its own only donor stays as it is: the planner refuses that.
+    """
+    if not isinstance(request, VirtualVram) or compute not in request.donors:
+        return request
+    others = tuple(donor for donor in request.donors if donor != compute)
+    if others:
+        return replace(request, donors=others)
+    return replace(request, bytes=0) if compute.is_cpu else request

@@ -1,0 +1,136 @@
+"""The components of a workflow (model, text encoder, VAE, ControlNet, CLIP vision) and the patcher inside each."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from comfy import model_management
+
+from ..errors import InputError
+from .device_scope import current_device
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component with its patcher. `rebuilt` makes a copy of the component around another patcher."""
+
+    kind: str
+    patcher: Any
+    rebuilt: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """The class of the model, for people."""
+        return type(self.patcher.model).__name__
+
+
+def part_of(component: Any) -> Part:
+    """Look inside a component. Raises `InputError` for what has no patcher, with the reason."""
+    for fits, kind, patcher, rebuilt in _KINDS:
+        if fits(component):
+            inside = patcher(component)
+            if not _is_patcher(inside):
+                break
+            return Part(kind, inside, functools.partial(rebuilt, component))
+    raise InputError(
+        f"a {type(component).__name__} cannot be placed: it does not keep its weights in one of ComfyUI's model "
+        "patchers, so ComfyUI loads it by other means; connect a component that one of ComfyUI's own loaders made"
+    )
+
+
+def _is_patcher(thing: Any) -> bool:
+    wanted = ("clone", "load_device", "offload_device", "attachments", "model", "_load_list", "is_dynamic")
+    return all(hasattr(thing, name) for name in wanted) and isinstance(thing.model, torch.nn.Module)
+
+
+def _rebuilt_clip(clip: Any, patcher: Any) -> Any:
+    new = clip.clone()
+    new.patcher = patcher
+    new.cond_stage_model = patcher.model
+    return new
+
+
+def _rebuilt_vae(vae: Any, patcher: Any) -> Any:
+    new = copy.copy(vae)
+    reloaded = patcher.model is not vae.first_stage_model and patcher.cached_patcher_init is not None
+    new.patcher = patcher
+    new.first_stage_model = patcher.model
+    new.device = patcher.load_device
+    if reloaded and new.device != vae.device:
+        new.vae_dtype = model_management.vae_dtype(new.device, new.working_dtypes)
+    return new
+
+
+def _rebuilt_vision(vision: Any, patcher: Any) -> Any:
+    new = copy.copy(vision)
+    new.patcher = patcher
+    new.model = patcher.model
+    new.load_device = patcher.load_device
+    return new
+
+
+def _rebuilt_control(control: Any, patcher: Any) -> Any:
+    new = control.copy()
+    new.load_device = patcher.load_device
+    new.control_model_wrapped = patcher
+    new.control_model = ElsewhereModel(patcher.model, patcher.load_device)
+    return new
+
+
+class ElsewhereModel:
+    """A ControlNet's model as the host calls it, run on its own device whatever device the latents are on.
+
+    The host gives it tensors of the diffusion model's device and expects the answer there. Everything else is the
+    model's own.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        back = next((value.device for value in named.values() if isinstance(value, torch.Tensor)), self._device)
+        if back == self._device:
+            return self._model(*arguments, **named)
+        with current_device(self._device):
+            result = self._model(*moved(arguments, self._device), **moved(named, self._device))
+        return moved(result, back)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
+        """The host copies a ControlNet for other devices by copying its model: it gets the plain one."""
+        return copy.deepcopy(self._model, memo)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with every tensor in it on `device`; lists, tuples and dicts are looked into."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    return value
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
+    (lambda c: hasattr(c, "cond_stage_model"), "CLIP", lambda c: c.patcher, _rebuilt_clip),
+    (lambda c: hasattr(c, "first_stage_model"), "VAE", lambda c: getattr(c, "patcher", None), _rebuilt_vae),
+    (
+        lambda c: hasattr(c, "control_model_wrapped"),
+        "CONTROL_NET",
+        lambda c: c.control_model_wrapped,
+        _rebuilt_control,
+    ),
+    (lambda c: hasattr(c, "encode_image"), "CLIP_VISION", lambda c: getattr(c, "patcher", None), _rebuilt_vision),
+    (_is_patcher, "MODEL", lambda c: c, lambda _, patcher: patcher),
+)

@@ -1,0 +1,83 @@
+"""Running a loader of the host, or of any pack, on a chosen device.
+
+For an accelerator torch's current device is enough: everything in the host that chooses a device by itself starts from
+it. For the CPU, and for backends without a current device, the host's own answer is replaced, in the thread that asked
+and for the length of the `with` only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from comfy import model_management
+
+from .patches import Patch
+
+WITHOUT_CURRENT = {"cpu", "mps", "privateuseone"}
+"""Backends where torch has no current device to choose."""
+
+
+@contextmanager
+def current_device(device: torch.device) -> Iterator[None]:
+    """Make `device` torch's current one in this thread; the one before comes back, whatever happens inside."""
+    if device.type in WITHOUT_CURRENT:
+        yield
+        return
+    module = torch.get_device_module(device)
+    before = module.current_device()
+    module.set_device(device)
+    try:
+        yield
+    finally:
+        module.set_device(before)
+
+
+class DeviceScope:
+    """`with scope.on(device):` what is loaded inside is loaded for that device. May be nested; threads do not mix."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chosen = threading.local()
+        self._users = 0
+        reason = "a loader runs on the CPU, or on a backend where torch has no current device"
+        self._patch = Patch(model_management, "get_torch_device", (), reason, self._answer)
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        with current_device(device):
+            if model_management.get_torch_device() == device and self.chosen is None:
+                yield
+                return
+            with self._answering(device):
+                yield
+
+    @property
+    def chosen(self) -> torch.device | None:
+        """The device that this thread's innermost scope answers with, None where the host answers by itself."""
+        stack: list[torch.device] = getattr(self._chosen, "stack", [])
+        return stack[-1] if stack else None
+
+    @contextmanager
+    def _answering(self, device: torch.device) -> Iterator[None]:
+        if not hasattr(self._chosen, "stack"):
+            self._chosen.stack = []
+        with self._lock:
+            if self._users == 0:
+                self._patch.install()
+            self._users += 1
+        self._chosen.stack.append(device)
+        try:
+            yield
+        finally:
+            self._chosen.stack.pop()
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patch.remove()
+
+    def _answer(self) -> Any:
+        return self.chosen or self._patch.original()

@@ -1,0 +1,7 @@
+"""What node classes are made of, re-exported so that only this folder imports the host."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+__all__ = ["io"]

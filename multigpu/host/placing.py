@@ -1,0 +1,128 @@
+"""From a component and a choice to a placed component: what the place nodes and the loader nodes do."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from comfy import model_management
+
+from ..choice import DEFAULT, DEFAULT_DEVICE, EJECT, Choice, fitted
+from ..devices.inventory import Inventory
+from ..errors import HostIncompatible, UnknownDevice
+from ..plan import Auto, DeviceBudget, DeviceId, Plan, explain, make_plan
+from ..settings import Settings
+from ..stream.residence import torch_device
+from .blocks import blocks_of
+from .capabilities import HostCapabilities
+from .components import Part, part_of
+from .device_scope import DeviceScope
+from .patcher import ATTACHMENT, ModelStates
+from .placement import device_id, host_budgets, place
+from .retarget import retargeted
+from .surface import Feature
+
+log = logging.getLogger("multigpu")
+
+FLAG = "_mgpu_unload_distorch_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Placer:
+    """Places components on the devices of this machine."""
+
+    inventory: Inventory
+    settings: Settings
+    capabilities: HostCapabilities
+    states: ModelStates
+    scope: DeviceScope
+
+    def device(self, text: str) -> DeviceId | None:
+        """The device that a widget names; None for the host's own choice.
+
+        A device that is not here is refused with the list, unless the setting says to fall back: then it is None, with
+        a warning each time.
+        """
+        if text.strip().lower() in ("", DEFAULT_DEVICE):
+            return None
+        try:
+            return self.inventory.resolve(text)
+        except UnknownDevice as unknown:
+            if not self.settings.fall_back:
+                raise
+            log.warning("[MultiGPU] %s; falling back to ComfyUI's default device (MULTIGPU_FALL_BACK)", unknown)
+            return None
+
+    def place(self, component: Any, choice: Choice, *, fresh: bool = False) -> Any:
+        """A copy of the component that computes and rests where the choice says. The given one stays as it is.
+
+        `fresh` says that the component was just loaded and nobody else has it, so that its weights may be used as they
+        are. Raises `MultiGPUError` with what to do when the component, a device or the request does not fit.
+        """
+        self._need(Feature.PLACEMENT)
+        part = part_of(component)
+        compute = self.device(choice.compute) or _named_compute(choice) or device_id(part.patcher.load_device)
+        plan = make_plan(fitted(choice.request, compute), blocks_of(part.patcher), self.budgets(), compute)
+        patcher = self._patcher(part, plan, fresh)
+        _say(part, plan, patcher)
+        set_keep(patcher.model, choice.keep)
+        return part.rebuilt(patcher)
+
+    def _patcher(self, part: Part, plan: Plan, fresh: bool) -> Any:
+        patcher, device = part.patcher, torch_device(plan.compute)
+        if not plan.streamed and ATTACHMENT not in patcher.attachments:
+            return retargeted(patcher, device, self.scope, fresh=fresh)
+        if patcher.is_dynamic():
+            with self.scope.on(device):  # the static copy that a plan needs is read for its device at once
+                return place(patcher, plan, self.states)
+        return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
+
+    def budgets(self) -> list[DeviceBudget]:
+        """The devices' memory for one plan: what is free, and what the host would free by unloading other models."""
+        budgets = host_budgets([device.id for device in self.inventory.devices])
+        return [
+            DeviceBudget(budget.device, budget.total, min(budget.total, budget.free + _unloadable(budget.device)))
+            for budget in budgets
+        ]
+
+    def _need(self, feature: Feature) -> None:
+        for name, problem in self.capabilities.features_off():
+            if name == feature.value:
+                raise HostIncompatible(
+                    f"{name} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
+                )
+
+
+def set_keep(model: Any, keep: str) -> None:
+    """Flag a model as pinned or to be ejected, or as neither."""
+    if keep != DEFAULT:
+        setattr(model, FLAG, keep == EJECT)
+    elif hasattr(model, FLAG):
+        delattr(model, FLAG)
+
+
+def _named_compute(choice: Choice) -> DeviceId | None:
+    """The compute device that the request's own text names."""
+    return None if isinstance(choice.request, Auto) else choice.request.compute
+
+
+def _unloadable(device: DeviceId) -> int:
+    """Bytes on an accelerator that belong to models which nobody has asked to keep."""
+    if device.is_cpu:
+        return 0
+    where = torch_device(device)
+    patchers = [entry.model for entry in model_management.current_loaded_models if entry.device == where]
+    return sum(
+        int(patcher.loaded_size())
+        for patcher in patchers
+        if patcher is not None and getattr(patcher.model, FLAG, None) is not False
+    )
+
+
+def _say(part: Part, plan: Plan, patcher: Any) -> None:
+    if plan.streamed:
+        log.info("[MultiGPU] %s is placed: %s", part.name, explain.one_line(plan))
+        return
+    how = "DynamicVRAM stays in charge of it" if patcher.is_dynamic() else "ComfyUI loads it whole"
+    log.info("[MultiGPU] %s computes on %s and nothing leaves it: %s", part.name, plan.compute, how)

@@ -1,0 +1,73 @@
+"""Giving a model another compute device.
+
+Clones of one patcher share the weights, and the host moves weights by the device of whichever clone it loads: clones
+on two devices would take the weights away from each other. So a model for another device gets weights of its own, as
+the host's own Select ... Device nodes do it: read again from the file where the loader said how, copied otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from comfy import model_management
+
+from .device_scope import DeviceScope
+from .placement import static_clone
+
+CPU = torch.device("cpu")
+
+
+def retargeted(patcher: Any, device: torch.device, scope: DeviceScope, *, fresh: bool = False) -> Any:
+    """A clone of `patcher` that computes on `device`. The given one keeps its device and its weights.
+
+    `fresh` says that nobody else has this patcher: then it is the patcher itself, changed.
+    """
+    if patcher.load_device == device:
+        return patcher if fresh else patcher.clone()
+    if not fresh and patcher.cached_patcher_init is not None:
+        own = _reloaded(patcher, device, scope)
+    else:
+        unload(patcher)
+        own = patcher if fresh else _copied(patcher)
+        _use_supported_dtype(own, device)
+    own.load_device = device
+    if device == CPU:
+        own.offload_device = CPU
+    if hasattr(own, "register_load_device"):
+        own.register_load_device(device)
+    return own
+
+
+def unload(patcher: Any) -> None:
+    """Take the model off its device, whichever clone it was loaded by. Others stay."""
+    loaded = [*model_management.current_loaded_models]
+    ours = [entry for entry in loaded if entry.model is not None and entry.model.is_clone(patcher)]
+    others = [entry for entry in loaded if entry not in ours]
+    for entry in ours:
+        model_management.free_memory(1e30, entry.device, keep_loaded=others)
+
+
+def _reloaded(patcher: Any, device: torch.device, scope: DeviceScope) -> Any:
+    """Read again, in the types that suit the device."""
+    with scope.on(device):
+        if patcher.is_dynamic() and device == CPU:
+            return static_clone(patcher)
+        return patcher.deepclone_multigpu(new_load_device=device)
+
+
+def _copied(patcher: Any) -> Any:
+    """A static patcher over a copy of the weights."""
+    _, containers = patcher.get_clone_model_override()
+    override = (copy.deepcopy(patcher.model), tuple(type(container)() for container in containers))
+    return patcher.clone(disable_dynamic=True, model_override=override)
+
+
+def _use_supported_dtype(patcher: Any, device: torch.device) -> None:
+    """Compute in a type that the device can, when the weights' own is not one and the loader chose for another."""
+    model = patcher.model
+    if hasattr(model, "get_dtype") and getattr(model, "manual_cast_dtype", model) is None:
+        wanted = model_management.unet_manual_cast(model.get_dtype(), device)
+        if wanted is not None:
+            patcher.set_model_compute_dtype(wanted)

@@ -1,0 +1,23 @@
+"""The nodes. `all_nodes` makes their classes, once ComfyUI asks for them; importing this package does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+NodeList = list[type[Any]]
+
+
+def all_nodes(runtime: Runtime) -> NodeList:
+    """Every node class of the pack, in the order of the menu."""
+    return [node for make in _makers() for node in make(runtime)]
+
+
+def _makers() -> tuple[Callable[[Runtime], NodeList], ...]:
+    """One function per file of nodes; each takes the runtime and returns classes."""
+    from .place import place_nodes
+
+    return (place_nodes,)
