@@ -28,7 +28,7 @@ from .blocks import ROOT, modules_of
 from .marks import mark_loaded
 from .originals import FileOriginal, ModelFiles
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("multigpu")
 
 ATTACHMENT = "multigpu.placement"
 
@@ -41,6 +41,7 @@ class ModelState:
     """What is true of one model, whichever clone of its patcher asks."""
 
     residence: Residence
+    patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     baked: dict[str, Patches] = field(default_factory=dict)
     loaded_bytes: int = 0
     broken: str | None = None
@@ -97,6 +98,13 @@ class PlacedPatcher:
         """The placement in force: none if the plan is for another compute device than this patcher's."""
         placed: Placed | None = self.attachments.get(ATTACHMENT)
         return placed if placed is not None and torch_device(placed.plan.compute) == self.load_device else None
+
+    def __del__(self) -> None:
+        """With the last placed patcher of a model goes its placement; the host may hold on to an unplaced parent."""
+        super().__del__()  # type: ignore[misc]
+        placed = self.placed
+        if placed is not None and all(other is self for other in placed.states.of(self).patchers):
+            placed.states.of(self).residence.leave()
 
     def model_size(self) -> int:
         placed = self.placed
@@ -188,7 +196,7 @@ class PlacedPatcher:
         self._make_room(plan)
         state.residence.apply(plan, modules_of(self), poison=placed.poison)
         prove(self.model, plan)
-        log.info("MultiGPU: %s: %s", type(self.model).__name__, explain.one_line(plan))
+        log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
 
     def _make_room(self, plan: Plan) -> None:
         """Unload other models from the donors as far as the plan needs."""
@@ -221,15 +229,19 @@ class PlacedPatcher:
         state.residence.changed()
 
     def _leave(self, state: ModelState) -> None:
-        """Stop streaming; put the unpatched weights back where blocks rest away (the host does the others)."""
-        state.residence.changing()
-        for key in state.baked:
-            original = self.backup.get(key)
+        """Stop streaming; put unpatched weights back where blocks rest away from the compute device.
+
+        The host restores all others, and all of them if it has loaded the model since.
+        """
+        for key, original in [*self.backup.items()]:
             if isinstance(original, FileOriginal) and not original.readable:
                 state.broken = original.complaint
                 del self.backup[key]
-            elif original is not None and state.residence.rests_away(_split(key)[0]):
-                self._rewrite(state, key, self.backup.pop(key).weight)
+        if self._is_ours(state):
+            state.residence.changing()
+            for key in state.baked:
+                if key in self.backup and state.residence.rests_away(_split(key)[0]):
+                    self._rewrite(state, key, self.backup.pop(key).weight)
         state.baked.clear()
         state.loaded_bytes = 0
         state.residence.leave()

@@ -22,17 +22,19 @@ def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -
     what rests where. `poison` is for tests (see `Streamer`).
     """
     placed = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
-    placed.__class__ = states.placed_class(type(placed))
     placed.load_device = torch.device(str(plan.compute))
     placed.attachments[ATTACHMENT] = Placed(plan, states, poison)
     placed.remove_callbacks_with_key(CallbacksMP.ON_CLONE, ATTACHMENT)
-    placed.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _keep_class)
+    placed.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _register)
+    _register(placed, placed)
     return placed
 
 
-def _keep_class(patcher: Any, clone: Any) -> None:
-    """Some packs' patchers set the class of their clones themselves."""
-    clone.__class__ = patcher.attachments[ATTACHMENT].states.placed_class(type(clone))
+def _register(patcher: Any, clone: Any) -> None:
+    """Every clone is known to its model's state. Some packs' patchers set the class of their clones themselves."""
+    states: ModelStates = patcher.attachments[ATTACHMENT].states
+    clone.__class__ = states.placed_class(type(clone))
+    states.of(clone).patchers.add(clone)
 
 
 def static_clone(patcher: Any) -> Any:

@@ -14,21 +14,21 @@ def spilled(plan: Plan, excess: float) -> Plan:
     """`plan` with resident blocks moved to RAM until the compute device needs at least `excess` bytes less.
 
     The largest blocks go first, those that compute little for their bytes last. If all of them are too little, all
-    go. The staging ring that a plan without streaming does not have is counted.
+    go. The staging ring is counted that a plan without streaming does not have, or that has to grow for a larger block.
     """
     if excess <= 0 or plan.compute.is_cpu:
         return plan
     candidates = [p for p in plan.placements if p.home == plan.compute and p.reason in _MOVABLE]
     candidates.sort(key=lambda p: (p.reason is Reason.LOW_INTENSITY, -p.bytes))
     leaving: set[str] = set()
-    freed = ring = 0
+    freed, ring = 0, plan.ring_bytes
     for placement in candidates:
-        if freed - ring >= excess:
+        if freed - (ring - plan.ring_bytes) >= excess:
             break
         leaving.add(placement.block)
         freed += placement.bytes
-        ring = 0 if plan.ring_bytes else default_ring(candidates[0].bytes, freed)
+        ring = max(ring, placement.bytes) if plan.ring_bytes else default_ring(candidates[0].bytes, freed)
     placements = tuple(
         replace(p, home=CPU, reason=Reason.STREAMED) if p.block in leaving else p for p in plan.placements
     )
-    return Plan(plan.compute, placements, plan.ring_bytes or ring)
+    return Plan(plan.compute, placements, ring)

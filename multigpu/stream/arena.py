@@ -15,7 +15,7 @@ import torch
 
 from .layout import ALIGNMENT
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("multigpu")
 
 SEGMENT_BYTES = 1 << 30
 

@@ -29,7 +29,7 @@ RAM = torch.device("cpu")
 
 
 def torch_device(device: DeviceId) -> torch.device:
-    return RAM if device.is_cpu else torch.device(device.type, device.index)
+    return torch.device(str(device))
 
 
 def own_tensors(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
@@ -97,7 +97,9 @@ class Residence:
         for leaf, part in zip(target.leaves, leaves_of(tensor)[0], strict=True):
             view = leaf.view(homed.room.segment.typed(leaf.dtype), homed.room.start)
             if view.shape != part.shape or view.dtype != part.dtype:
-                raise ValueError(f"{block}.{name} is {view.dtype}{tuple(view.shape)}, not {part.dtype}{tuple(part.shape)}")
+                raise ValueError(
+                    f"{block}.{name} is {view.dtype}{tuple(view.shape)}, not {part.dtype}{tuple(part.shape)}"
+                )
             view.copy_(part)
 
     def changing(self) -> None:
@@ -114,9 +116,10 @@ class Residence:
         self._stop_streaming()
         self.plan = None
         for block, homed in [*self._homed.items()]:
-            if homed.device != RAM:
-                if homed.is_home():
-                    move(homed.module, RAM)
+            ours = homed.is_home()
+            if ours and homed.device != RAM:
+                move(homed.module, RAM)
+            if not ours or homed.device != RAM:
                 del self._homed[block]
 
     def close(self) -> None:

@@ -57,3 +57,10 @@ def test_a_plan_that_streamed_nothing_gets_a_ring_and_counts_it() -> None:
     result = spilled(placed(*[(100, RESIDENT)] * 6), 100)
     assert result.bytes_on(CPU) == 300
     assert result.ring_bytes == 200
+
+
+def test_a_ring_grows_with_the_largest_block_that_leaves_and_counts_it() -> None:
+    """The block of 100 frees only 40, because the ring grows from 40 to 100; the next frees all of its 90."""
+    result = spilled(placed((10, STREAMED), (100, RESIDENT), (90, RESIDENT), (80, RESIDENT), ring=40), 100)
+    assert {block for block, home in homes(result).items() if home == "cpu"} == {"b0", "b1", "b2"}
+    assert result.ring_bytes == 100

@@ -1,0 +1,78 @@
+"""The engine inside a real ComfyUI, in this very process: one host version and one kind of device per process.
+
+MULTIGPU_HOST names the ComfyUI version (the newest by default), SIMDEV the simulated accelerators (`cuda`, `npu`; the
+CPU without it). `python dev.py test --only engine` runs all combinations.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from devtools import models
+from devtools.hosts import NEWEST, find
+from devtools.places import Places
+from tests.engine.studio import Studio
+from tests.sim import simdev
+
+KIND = os.environ.get("SIMDEV") or "cpu"
+
+
+@pytest.fixture(scope="session")
+def world() -> simdev.World | None:
+    if KIND == "cpu":
+        return None
+    try:
+        return simdev.install_from_text(f"{KIND}:3:6g")
+    except simdev.NoCompiler as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def loaded_host(world: simdev.World | None) -> str:
+    """Import ComfyUI as its main.py does. Returns the folder of tiny models."""
+    import multigpu.plan  # noqa: F401  before the host puts its own multigpu.py on the path
+
+    places = Places.here()
+    version = find(os.environ.get("MULTIGPU_HOST") or NEWEST.version).version
+    tree, folder = places.host_tree(version), models.folder(places)
+    if not tree.is_dir() or not folder.is_dir():
+        pytest.fail(f"ComfyUI {version} or the tiny models are not there; `python dev.py test` makes them")
+    sys.path.insert(0, str(tree))
+    sys.argv = ["engine", "--use-pytorch-cross-attention", *(["--cpu"] if KIND == "cpu" else [])]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import folder_paths
+
+    for kind in ("checkpoints", "diffusion_models", "text_encoders", "vae", "loras"):
+        folder_paths.add_model_folder_path(kind, str(folder / kind))
+    return str(folder)
+
+
+@pytest.fixture
+def studio(loaded_host: str, world: simdev.World | None) -> Iterator[Studio]:
+    """Loads, places and draws. Afterwards nothing may be left on a device, pinned, or racing."""
+    import comfy.model_management as memory
+
+    studio = Studio(loaded_host, KIND, world)
+    if world is not None:
+        world.reset()
+    with torch.inference_mode():
+        yield studio
+    studio.forget()
+    memory.unload_all_models()
+    gc.collect()
+    memory.soft_empty_cache()
+    assert memory.current_loaded_models == []
+    if world is not None:
+        races = world.take_races()
+        assert not races, "races were seen:\n" + "\n".join(map(str, races))
+        assert world.pinned_bytes() == 0, "RAM is still pinned"
+        left = {device: world.allocated(device) for device in studio.accelerators}
+        assert not any(left.values()), f"memory is still allocated: {left}"

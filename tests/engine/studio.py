@@ -1,0 +1,148 @@
+"""Load, place and draw with the host's own nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Hook = Callable[..., None]
+
+
+class Studio:
+    """One picture per recipe: the same with every placement, bit for bit."""
+
+    def __init__(self, models: str, kind: str, world: Any) -> None:
+        from multigpu.host.patcher import ModelStates
+
+        self.kind, self.world = kind, world
+        self.accelerators = [] if world is None else world.devices
+        self.states = ModelStates()
+        self.models = Path(models)
+
+    def forget(self) -> None:
+        from multigpu.host.patcher import ModelStates
+
+        self.states = ModelStates()
+
+    @property
+    def simulated(self) -> bool:
+        return self.world is not None
+
+    @property
+    def spread(self) -> str:
+        """A request that uses every device there is."""
+        if not self.simulated:
+            return "cpu,*"
+        zero, one, two = self.accelerators
+        return f"{zero},25%;{one},30%;{two},15%;cpu,*"
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def flux(self, dtype: str = "default", name: str = "toy_flux.safetensors") -> Any:
+        import nodes
+
+        return nodes.UNETLoader().load_unet(name, dtype)[0]
+
+    def wan(self) -> Any:
+        return self.flux(name="toy_wan.safetensors")
+
+    def clip(self) -> Any:
+        import nodes
+
+        return nodes.CLIPLoader().load_clip("toy_clip_l.safetensors", "sd3")[0]
+
+    def vae(self, name: str) -> Any:
+        import nodes
+
+        return nodes.VAELoader().load_vae(name)[0]
+
+    def sd15(self) -> tuple[Any, Any, Any]:
+        import nodes
+
+        model, clip, vae = nodes.CheckpointLoaderSimple().load_checkpoint("toy_sd15.safetensors")
+        return model, clip, vae
+
+    def lora(self, model: Any, strength: float) -> Any:
+        import nodes
+
+        return nodes.LoraLoaderModelOnly().load_lora_model_only(model, "toy_flux_lora.safetensors", strength)[0]
+
+    # -- placing ------------------------------------------------------------------------------------------------
+
+    def plan(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
+        """`ring` is small, so that blocks of tiny models do not all fit into it."""
+        from multigpu.host.placement import host_budgets, plan_for
+        from multigpu.plan import CPU, DeviceId, parse_request
+
+        devices = [*map(DeviceId.parse, self.accelerators), CPU]
+        return plan_for(patcher, parse_request(text or self.spread), host_budgets(devices), ring_bytes=ring)
+
+    def place(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
+        """`patcher` spread by a request; ring bytes are poisoned after every use."""
+        from multigpu.host.placement import place
+
+        return place(patcher, self.plan(patcher, text, ring), self.states, poison=self.simulated)
+
+    def place_clip(self, clip: Any, **how: Any) -> Any:
+        placed = clip.clone()
+        placed.patcher = self.place(placed.patcher, **how)
+        return placed
+
+    def place_vae(self, vae: Any, **how: Any) -> Any:
+        placed = copy.copy(vae)
+        placed.patcher = self.place(placed.patcher, **how)
+        return placed
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def conditions(self, width: int = 4096, pooled: int = 2048, **more: Any) -> list[Any]:
+        """What a text encoder would give, without one."""
+        random = torch.Generator().manual_seed(3)
+        text = torch.randn(1, 16, width, generator=random)
+        return [[text, {"pooled_output": torch.randn(1, pooled, generator=random), "guidance": 3.5, **more}]]
+
+    def latent(self, model: Any, positive: Any = None, steps: int = 2, seed: int = 1, **sampling: Any) -> torch.Tensor:
+        """What `model` samples."""
+        import nodes
+
+        positive = positive or self.conditions()
+        empty = {"samples": sampling.pop("empty", torch.zeros(1, 16, 8, 8))}
+        cfg = sampling.pop("cfg", 1.0)
+        negative = sampling.pop("negative", positive)
+        out = nodes.common_ksampler(model, seed, steps, cfg, "euler", "simple", positive, negative, empty, **sampling)
+        return out[0]["samples"].clone()
+
+    def text(self, clip: Any, words: str) -> list[Any]:
+        import nodes
+
+        return nodes.CLIPTextEncode().encode(clip, words)[0]
+
+    def picture(self, model: Any, clip: Any, vae: Any, empty: torch.Tensor, cfg: float = 1.0) -> torch.Tensor:
+        """From words to pixels."""
+        import nodes
+
+        positive, negative = self.text(clip, "a house by the sea"), self.text(clip, "")
+        latent = self.latent(model, positive, negative=negative, cfg=cfg, empty=empty)
+        return nodes.VAEDecode().decode(vae, {"samples": latent})[0]
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def resting(self, patcher: Any) -> dict[str, int]:
+        """Bytes of the model's tensors by device, counted."""
+        from multigpu.stream.census import bytes_by_device
+
+        return {str(device): count for device, count in bytes_by_device(patcher.model).items()}
+
+    def planned(self, patcher: Any) -> dict[str, int]:
+        plan = patcher.placed.plan
+        return {str(home): count for home, count in plan.bytes_by_home().items() if count}
+
+    def unload(self) -> None:
+        import comfy.model_management as memory
+
+        memory.unload_all_models()
+        memory.free_memory(1e30, torch.device("cpu"))
