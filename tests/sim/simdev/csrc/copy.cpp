@@ -29,7 +29,7 @@ uint64_t checksum(const at::Tensor& t) {
 }
 
 struct HostSide {
-  bool pinned = false, watched = false;
+  bool pinned = false, watched = false, incoming = false;
   void* data = nullptr;
   uint64_t before = 0;  // checksum of a pinned source when the copy was issued
 };
@@ -41,18 +41,23 @@ HostSide host_side(const at::Tensor& t, bool is_source, bool non_blocking) {
   side.pinned = range != nullptr;
   if (!side.pinned || !non_blocking) return side;
   range->pending++;
+  side.incoming = !is_source;
+  range->incoming += side.incoming;
   if (t.is_contiguous() && world().track && world().late) {
-    side.watched = is_source;
-    if (is_source)
+    side.watched = is_source && !range->incoming;  // a device that still writes it is not the host
+    if (side.watched)
       side.before = checksum(t);
-    else
+    else if (!is_source)
       std::memset(side.data, 0xFF, t.nbytes());  // nobody may look before the copy has been waited for
   }
   return side;
 }
 
 void finish_host_side(const HostSide& side, const at::Tensor& t, StreamId id, int device) {
-  if (auto* range = find_pinned(side.data); range && range->pending) range->pending--;
+  if (auto* range = find_pinned(side.data); range && range->pending) {
+    range->pending--;
+    range->incoming -= side.incoming;
+  }
   if (!side.watched || checksum(t) == side.before) return;
   report({.kind = "host overwrite",
           .op = "host write",

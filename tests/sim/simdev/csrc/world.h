@@ -77,6 +77,7 @@ struct PinnedRange {
   size_t bytes = 0, locked = 0;  // asked for; really page-locked
   bool registered = false;       // by cudaHostRegister, as opposed to torch's pinned allocator
   int pending = 0;               // queued copies that use it
+  int incoming = 0;              // of these, copies from a device into it
 };
 
 // Something that serves one request at a time in virtual time: a link or a device's compute units.
