@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .host.capabilities import HostCapabilities, probe
 from .host.surface import Feature
+from .lifecycle.policy import Standing
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Runtime:
         from .host.device_scope import DeviceScope
         from .host.placing import Placer
 
-        return Placer(self.inventory, self.settings, self.capabilities, self.states, DeviceScope())
+        return Placer(self.inventory, self.settings, self.capabilities, self.states, DeviceScope(), self.keep)
 
     @functools.cached_property
     def free_flow(self) -> FreeFlow:
@@ -75,6 +76,11 @@ class Runtime:
         from .host.free_flow import FreeFlow, pressure
 
         return FreeFlow(lambda: self.inventory.accelerators, pressure(self.settings.ram_limit))
+
+    def keep(self, component: Any, keep: str) -> None:
+        """Pin, flag or let go of the model in a component, if this host allows: `default`, `keep` or `eject`."""
+        if self.capabilities.offers(Feature.LIFECYCLE):
+            self.free_flow.keep(component, Standing(keep))
 
     def nodes(self) -> list[type[Any]]:
         """The node classes for ComfyUI: none when the pack is switched off, or the host's node API differs."""

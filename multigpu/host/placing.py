@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from comfy import model_management
 
-from ..choice import DEFAULT, DEFAULT_DEVICE, EJECT, Choice, fitted
+from ..choice import DEFAULT_DEVICE, Choice, fitted
 from ..devices.inventory import Inventory
 from ..errors import HostIncompatible, UnknownDevice
+from ..lifecycle.policy import FLAG
 from ..plan import Auto, DeviceBudget, DeviceId, Plan, explain, make_plan
 from ..settings import Settings
 from ..stream.residence import torch_device
@@ -25,8 +27,6 @@ from .surface import Feature
 
 log = logging.getLogger("multigpu")
 
-FLAG = "_mgpu_unload_distorch_model"
-
 
 @dataclass(frozen=True, slots=True)
 class Placer:
@@ -37,6 +37,8 @@ class Placer:
     capabilities: HostCapabilities
     states: ModelStates
     scope: DeviceScope
+    keep: Callable[[Any, str], None]
+    """Told of every placed patcher what its `keep_loaded` says."""
 
     def device(self, text: str) -> DeviceId | None:
         """The device that a widget names; None for the host's own choice.
@@ -66,7 +68,7 @@ class Placer:
         plan = make_plan(fitted(choice.request, compute), blocks_of(part.patcher), self.budgets(), compute)
         patcher = self._patcher(part, plan, fresh)
         _say(part, plan, patcher)
-        set_keep(patcher.model, choice.keep)
+        self.keep(patcher, choice.keep)
         return part.rebuilt(patcher)
 
     def _patcher(self, part: Part, plan: Plan, fresh: bool) -> Any:
@@ -92,14 +94,6 @@ class Placer:
                 raise HostIncompatible(
                     f"{name} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
                 )
-
-
-def set_keep(model: Any, keep: str) -> None:
-    """Flag a model as pinned or to be ejected, or as neither."""
-    if keep != DEFAULT:
-        setattr(model, FLAG, keep == EJECT)
-    elif hasattr(model, FLAG):
-        delattr(model, FLAG)
 
 
 def _named_compute(choice: Choice) -> DeviceId | None:

@@ -18,6 +18,7 @@ def all_nodes(runtime: Runtime) -> NodeList:
 
 def _makers() -> tuple[Callable[[Runtime], NodeList], ...]:
     """One function per file of nodes; each takes the runtime and returns classes."""
+    from .free_memory import free_memory_nodes
     from .place import place_nodes
 
-    return (place_nodes,)
+    return (place_nodes, free_memory_nodes)

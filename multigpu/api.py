@@ -1,0 +1,85 @@
+"""For other packs and for our own nodes: who stays loaded, freeing memory, and looking at it.
+
+Only inside ComfyUI. The attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True
+is eject, False is keep, and without it ComfyUI's own rules hold. It is heeded once `set_keep_loaded` or
+`add_retention_anchor` has been called, which our nodes do when they are told to keep or eject something.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .choice import read_keep
+from .lifecycle.policy import FLAG, Standing
+from .runtime import current
+from .telemetry.snapshot import Snapshot
+
+__all__ = [
+    "FLAG", "add_retention_anchor", "clear_all_retention_anchors", "comfyui_memory_load", "force_full_system_cleanup",
+    "load_once", "memory_history", "multigpu_memory_log", "set_keep_loaded", "soft_empty_cache_multigpu",
+]  # fmt: skip
+
+
+def set_keep_loaded(component: Any, keep: str | bool) -> None:
+    """Say whether the model inside a component (MODEL, CLIP, VAE, ...) stays when memory is freed.
+
+    `keep` is `default`, `keep` or `eject`; True is keep and False is eject. All patchers of one model share this: the
+    last call decides. Raises InputError for another word, or for a component without a model.
+    """
+    current().free_flow.keep(component, Standing(read_keep(keep)))
+
+
+def load_once(key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    """The components that `load` returns; or those of an earlier call with this key, while they live.
+
+    For loader nodes, so that a changed `keep_loaded` does not load a file again: `key` names the node and every input
+    but that. Components whose files have changed since are loaded anew.
+    """
+    return current().free_flow.retention.load_once(f"node {key}", load)
+
+
+def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> bool:
+    """Ask for what `POST /free` with both flags does: unload by the table, drop cached outputs, collect, empty caches.
+
+    The prompt worker acts between prompts, so a running prompt ends first. Without `force` only when RAM use is above
+    the limit. Returns whether it was asked for.
+    """
+    return current().free_flow.ask_for_all(reason, force=force)
+
+
+def soft_empty_cache_multigpu() -> dict[str, int]:
+    """Empty the allocator caches of every device; the bytes each gave back, for those that had any cached."""
+    return {str(device): count for device, count in current().free_flow.clear_caches().items()}
+
+
+def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> None:
+    """Hold a patcher so that it outlives a free: as long as it is pinned, otherwise until the next prompt is done.
+
+    None is ignored.
+    """
+    if model_patcher is not None:
+        flow = current().free_flow
+        flow.activate()
+        flow.retention.anchor(model_patcher, reason)
+
+
+def clear_all_retention_anchors(reason: str = "manual_clear") -> int:
+    """Hold nothing any more; how many models were held. What is loaded stays so until the next free."""
+    return current().free_flow.retention.clear(reason)
+
+
+def multigpu_memory_log(identifier: str, tag: str, *, as_json: bool = False) -> Snapshot:
+    """Take a snapshot of memory, log it as a line for people or of JSON, and keep it in the history."""
+    return current().free_flow.recorder.take(identifier, tag, as_json=as_json)
+
+
+def comfyui_memory_load(tag: str) -> str:
+    """One line about memory now, which is kept in the history and logged among the debug lines."""
+    return current().free_flow.recorder.take("memory", tag, level=logging.DEBUG).line()
+
+
+def memory_history(last: int | None = None) -> list[Snapshot]:
+    """The snapshots that were taken, oldest first; the newest 256 are kept."""
+    return current().free_flow.recorder.history(last)

@@ -1,0 +1,53 @@
+"""Free Memory: gives memory back in the middle of a workflow and passes its input through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+NODE_ID = "MultiGPUFreeMemory"
+FLAGGED, ALL_BUT_PINNED, RAM = "flagged models", "all but pinned", "RAM caches"
+
+DESCRIPTION = (
+    "Frees memory at this point of the workflow and passes its input through: connect it where everything that still "
+    "needs the models has already run."
+)
+WHAT_TIP = (
+    "flagged models: unloads the models that were set to eject. all but pinned: unloads every model that was not set "
+    "to keep. RAM caches: drops the outputs that ComfyUI remembers from nodes that ran, as far as no node of this run "
+    "needs them; those nodes run again next time."
+)
+
+
+def free_memory_nodes(runtime: Runtime) -> list[type[Any]]:
+    from ..host.node_api import io
+
+    class FreeMemory(io.ComfyNode):
+        @classmethod
+        def define_schema(cls) -> Any:
+            return io.Schema(
+                node_id=NODE_ID,
+                display_name="Free Memory",
+                category="multigpu",
+                description=DESCRIPTION,
+                search_aliases=["multigpu", "unload", "eject", "vram", "purge"],
+                inputs=[
+                    io.AnyType.Input("value", tooltip="Anything. It comes out unchanged."),
+                    io.Combo.Input("free", options=[FLAGGED, ALL_BUT_PINNED, RAM], default=FLAGGED, tooltip=WHAT_TIP),
+                ],
+                outputs=[io.AnyType.Output(display_name="value")],
+            )
+
+        @classmethod
+        def execute(cls, value: Any, free: str) -> Any:
+            from ..host.free_now import free_ram_caches, unload_all_but_pinned, unload_flagged
+
+            {FLAGGED: unload_flagged, ALL_BUT_PINNED: unload_all_but_pinned, RAM: free_ram_caches}[free](
+                runtime.free_flow
+            )
+            return io.NodeOutput(value)
+
+    FreeMemory.__name__ = FreeMemory.__qualname__ = NODE_ID
+    return [FreeMemory]
