@@ -21,10 +21,10 @@ def main(arguments: Sequence[str]) -> int:
     except Problem as problem:
         return _say(problem)
     except OSError as error:
-        problem = from_os_error(error)
-        if problem is None:
+        known = from_os_error(error)
+        if known is None:
             raise
-        return _say(problem)
+        return _say(known)
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")
         return 130

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from multigpu.units import format_bytes
+
 from . import fetch, models, workflows
 from .client import Client, Finished
 from .console import Console
@@ -64,7 +66,7 @@ def show(client: Client, host: Host, places: Places, console: Console) -> None:
     after = client.get("/debug/memory")
     console.line("  Memory of the ComfyUI process:")
     rows = [("before", before), ("with the models", during), ("after freeing them", after)]
-    console.table([(name, _size(facts["rss"])) for name, facts in rows], indent="    ")
+    console.table([(name, format_bytes(facts["rss"])) for name, facts in rows], indent="    ")
 
 
 def _spec(host: Host, places: Places, port: int | None) -> ServerSpec:
@@ -115,14 +117,13 @@ def _keep(server: Server, console: Console) -> None:
 
 
 def _device_row(device: dict[str, Any]) -> tuple[str, str, str]:
-    return device["name"], f"{_size(device['vram_total'])} of memory", f"{_size(device['vram_free'])} free"
+    return (
+        device["name"],
+        f"{format_bytes(device['vram_total'])} of memory",
+        f"{format_bytes(device['vram_free'])} free",
+    )
 
 
 def _model_row(model: dict[str, Any]) -> tuple[str, str]:
-    places = ", ".join(f"{_size(count)} on {device}" for device, count in sorted(model["storages"].items()))
+    places = ", ".join(f"{format_bytes(count)} on {device}" for device, count in sorted(model["storages"].items()))
     return model["model_class"], places
-
-
-def _size(count: int) -> str:
-    """As `multigpu.units.format_bytes` writes it; this package does not import the one it sets up."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from multigpu.units import format_bytes
+
 from . import environment, models
 from .console import Console
 from .guard import Guarded
@@ -57,6 +59,7 @@ def findings(places: Places) -> Iterator[Finding]:
     yield from _hosts(places)
     made = models.folder(places).is_dir()
     yield Finding("tiny models", "ok" if made else "later", str(models.folder(places)) if made else "dev.py makes them")
+    yield _cache(places)
     yield _index(places)
     yield _gpus()
 
@@ -88,6 +91,11 @@ def _hosts(places: Places) -> Iterator[Finding]:
         here = places.host_tree(host.version).is_dir()
         text = f"ComfyUI {host.version}" + ("" if here else ": dev.py fetches it")
         yield Finding("host", "ok" if here else "later", text)
+
+
+def _cache(places: Places) -> Finding:
+    held = sum(path.stat().st_size for path in places.cache.rglob("*") if path.is_file())
+    return Finding("cache", "ok", f"{places.cache} ({format_bytes(held)}; it may be deleted at any time)")
 
 
 def _index(places: Places) -> Finding:

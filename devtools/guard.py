@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 BASE_PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 """The interpreter behind a virtual environment: still there when the environment itself is made anew."""
@@ -76,7 +76,7 @@ class Guarded:
         self.stop()
 
 
-def _own_group() -> dict[str, object]:
+def _own_group() -> dict[str, Any]:
     """Out of reach of the terminal's Ctrl-C, which the parent handles, and able to be ended as a group."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}

@@ -34,7 +34,7 @@ def ensure(places: Places, console: Console) -> Path:
 
 
 def _make(places: Places, target: Path, console: Console) -> None:
-    command = [places.python, "-m", "devtools.toy", places.host_tree(NEWEST.version), target]
+    command: list[str | Path] = [places.python, "-m", "devtools.toy", places.host_tree(NEWEST.version), target]
     lines = []
     with Guarded(command, cwd=places.root) as child:
         for raw in child.output:

@@ -11,7 +11,7 @@ from .console import Console
 from .guard import Guarded
 from .problem import from_pip_output
 
-DOWNLOAD = re.compile(r"^\s*(Downloading|Using cached) (\S+?)(?:\.metadata)? \(([^)]+)\)")
+DOWNLOAD = re.compile(r"^\s*(Downloading|Using cached) (\S+)(?<!\.metadata) \(([^)]+)\)")
 
 
 def pip(python: Path, arguments: Sequence[str | Path], *, what: str, console: Console) -> None:
@@ -23,7 +23,7 @@ def pip(python: Path, arguments: Sequence[str | Path], *, what: str, console: Co
             line = raw.decode(errors="replace").rstrip()
             lines.append(line)
             download = DOWNLOAD.match(line)
-            if download and ".metadata" not in line:
+            if download:
                 verb = "downloading" if download[1] == "Downloading" else "from pip's cache"
                 console.detail(f"{verb} {download[2].rpartition('/')[2]} ({download[3]})")
         code = child.wait()

@@ -49,7 +49,8 @@ class Job:
         xml.parent.mkdir(parents=True, exist_ok=True)
         xml.unlink(missing_ok=True)
         selection = ["-k", self.expression] if self.expression else []
-        command = ["pytest", "-q", *arguments, f"--junit-xml={xml}", *selection]
+        tidy = ["-o", "tmp_path_retention_policy=failed"]
+        command = ["pytest", "-q", *arguments, f"--junit-xml={xml}", *tidy, *selection]
         code, seconds = self.command(name, *command, **environment)
         report = read_junit(name, xml) if xml.exists() else Report(name)
         if code not in (0, NOTHING_COLLECTED) and not report.failures:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
-def _wait(condition, timeout: float = 20.0) -> bool:
+def _wait(condition: Callable[[], object], timeout: float = 20.0) -> bool:
     end = time.monotonic() + timeout
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
