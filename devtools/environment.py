@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -100,8 +99,8 @@ def _install_native(places: Places, console: Console) -> None:
 
 
 def _run_script(places: Places, script: Path) -> None:
-    result = subprocess.run([places.python, "-I", script], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise Problem(
-            f"{script.name} failed in .venv: {result.stderr.strip().splitlines()[-1]}; delete .venv and try again."
-        )
+    with Guarded([places.python, "-I", script]) as child:
+        said = child.output.read().decode(errors="replace").strip().splitlines()
+        code = child.wait()
+    if code != 0:
+        raise Problem(f"{script.name} failed in .venv: {said[-1] if said else code}; delete .venv and try again.")
