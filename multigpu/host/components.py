@@ -43,6 +43,15 @@ def part_of(component: Any) -> Part:
     )
 
 
+def has_patcher(component: Any) -> bool:
+    """Whether `part_of` would return."""
+    try:
+        part_of(component)
+    except InputError:
+        return False
+    return True
+
+
 def _is_patcher(thing: Any) -> bool:
     wanted = ("clone", "load_device", "offload_device", "attachments", "model", "_load_list", "is_dynamic")
     return all(hasattr(thing, name) for name in wanted) and isinstance(thing.model, torch.nn.Module)

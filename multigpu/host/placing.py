@@ -5,27 +5,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from comfy import model_management
 
 from ..choice import DEFAULT_DEVICE, Choice, fitted
 from ..devices.inventory import Inventory
 from ..errors import HostIncompatible, UnknownDevice
 from ..lifecycle.policy import FLAG
-from ..plan import Auto, DeviceBudget, DeviceId, Plan, explain, make_plan
+from ..plan import Auto, DeviceBudget, DeviceId, Plan, VirtualVram, explain, make_plan
 from ..settings import Settings
 from ..stream.residence import torch_device
 from .blocks import blocks_of
 from .capabilities import HostCapabilities
-from .components import Part, part_of
+from .components import Part, has_patcher, part_of
 from .device_scope import DeviceScope
 from .patcher import ATTACHMENT, ModelStates
-from .placement import device_id, host_budgets, place
+from .patches import static_patchers
+from .placement import device_id, honour_dtypes, host_budgets, place
 from .retarget import retargeted
 from .surface import Feature
 
 log = logging.getLogger("multigpu")
+
+LoadFor = Callable[[torch.device | None], tuple[Any, ...]]
+"""Loads components for a device; None is the host's own choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,46 @@ class Placer:
         self.keep(patcher, choice.keep)
         return part.rebuilt(patcher)
 
+    def loaded_on(self, device: str, load: LoadFor) -> tuple[Any, ...]:
+        """What `load` returns, loaded for the device that the widget names.
+
+        The loader runs with that device as the current one, which is then as it was, whatever happens. Afterwards each
+        component is looked at: what the loader has put on another device is moved.
+        """
+        self._need(Feature.DEVICES)
+        named = self.device(device)
+        if named is None:
+            return load(None)
+        where = torch_device(named)
+        with self.scope.on(where):
+            components = load(where)
+        return tuple(self._checked(component, where) for component in components)
+
+    def loaded_and_placed(self, choice: Choice, load: LoadFor, *, alone: bool) -> tuple[Any, ...]:
+        """The same, with the first component (the diffusion model, where there are several) placed by the choice.
+
+        `alone`: there is only the one. If weights are to leave, it is loaded as the static model that a plan needs.
+        """
+        named = self.device(choice.compute) or _named_compute(choice)
+        compute = str(named or DEFAULT_DEVICE)
+        leaves = not isinstance(choice.request, VirtualVram) or choice.request.bytes > 0
+        first, *others = self.loaded_on(compute, partial(_static, load) if alone and leaves else load)
+        return self.place(first, Choice(compute, choice.request), fresh=True), *others
+
+    def _checked(self, component: Any, device: torch.device) -> Any:
+        if not has_patcher(component):
+            return component
+        part = part_of(component)
+        return part.rebuilt(retargeted(part.patcher, device, self.scope, fresh=True))
+
+    def eject_others(self, device: str) -> None:
+        """Unload every model from an accelerator, except those that are to be kept."""
+        named = self.device(device)
+        if named is None or named.is_cpu:
+            return
+        kept = [entry for entry in model_management.current_loaded_models if _is_kept(entry.model)]
+        model_management.free_memory(1e30, torch_device(named), keep_loaded=kept)
+
     def _patcher(self, part: Part, plan: Plan, fresh: bool) -> Any:
         patcher, device = part.patcher, torch_device(plan.compute)
         if not plan.streamed and ATTACHMENT not in patcher.attachments:
@@ -96,6 +142,15 @@ class Placer:
                 )
 
 
+def _static(load: LoadFor, device: torch.device | None) -> tuple[Any, ...]:
+    """What `load` loads, without DynamicVRAM."""
+    with static_patchers():
+        components = load(device)
+    for component in filter(has_patcher, components):
+        honour_dtypes(part_of(component).patcher.model)
+    return components
+
+
 def _named_compute(choice: Choice) -> DeviceId | None:
     """The compute device that the request's own text names."""
     return None if isinstance(choice.request, Auto) else choice.request.compute
@@ -107,11 +162,11 @@ def _unloadable(device: DeviceId) -> int:
         return 0
     where = torch_device(device)
     patchers = [entry.model for entry in model_management.current_loaded_models if entry.device == where]
-    return sum(
-        int(patcher.loaded_size())
-        for patcher in patchers
-        if patcher is not None and getattr(patcher.model, FLAG, None) is not False
-    )
+    return sum(int(patcher.loaded_size()) for patcher in patchers if patcher is not None and not _is_kept(patcher))
+
+
+def _is_kept(patcher: Any) -> bool:
+    return patcher is not None and getattr(patcher.model, FLAG, None) is False
 
 
 def _say(part: Part, plan: Plan, patcher: Any) -> None:

@@ -51,6 +51,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy.options", "enable_args_parsing", _N, "multigpu doctor: the host on a machine without accelerator"),
     Symbol("nodes", "NODE_CLASS_MAPPINGS", _N, "loaders of the host and of other packs, looked up when a node runs"),
     Symbol("folder_paths", "get_full_path_or_raise", _N, "the file behind a name", ("folder_name", "filename")),
+    Symbol("folder_paths", "get_folder_paths", _N, "where embeddings are, for a checkpoint", ("folder_name",)),
     Symbol("folder_paths", "get_filename_list", _N, "the choices of a loader", ("folder_name",)),
     # The engine is a mixin over the static patcher: what it overrides, what it calls through to.
     Symbol(_PATCHER, "ModelPatcher", _P, "base of the placed patcher", ("model", "load_device", "offload_device")),

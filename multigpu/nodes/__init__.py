@@ -18,7 +18,9 @@ def all_nodes(runtime: Runtime) -> NodeList:
 
 def _makers() -> tuple[Callable[[Runtime], NodeList], ...]:
     """One function per file of nodes; each takes the runtime and returns classes."""
+    from .checkpoints import checkpoint_nodes
     from .free_memory import free_memory_nodes
+    from .loaders import loader_nodes
     from .place import place_nodes
 
-    return (place_nodes, free_memory_nodes)
+    return (place_nodes, free_memory_nodes, loader_nodes, checkpoint_nodes)

@@ -1,0 +1,92 @@
+"""The loader nodes of saved workflows on the real host: each draws what the stock loader draws."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devtools import workflows
+from devtools.client import PromptFailed, RequestFailed, Workflow
+from devtools.workflows import node
+from tests.host.driver import Driver
+
+CHECKPOINT = {"ckpt_name": "toy_sd15.safetensors"}
+CONTROL = {"control_net_name": "toy_sd15_controlnet.safetensors"}
+SPREAD_PARTS = {
+    "unet_compute_device": "cpu", "unet_virtual_vram_gb": 4.0, "unet_donor_device": "cpu",
+    "clip_compute_device": "cpu", "clip_virtual_vram_gb": 2.0, "clip_donor_device": "cpu", "vae_device": "cpu",
+}  # fmt: skip
+
+
+def flux() -> Workflow:
+    return workflows.flux(seed=41, steps=1)
+
+
+def sd15() -> Workflow:
+    return workflows.sd15(seed=42, steps=1)
+
+
+def controlled() -> Workflow:
+    return workflows.sd15(seed=43, steps=1, control=1.0)
+
+
+LOADERS: list[tuple[Callable[[], Workflow], str, str, dict[str, Any]]] = [
+    (flux, "model", "UNETLoaderMultiGPU", {"unet_name": "toy_flux.safetensors", "weight_dtype": "default"}),
+    (flux, "model", "UNETLoaderDisTorch2MultiGPU", {"unet_name": "toy_flux.safetensors", "weight_dtype": "default"}),
+    (flux, "model", "UNetLoaderLP", {"unet_name": "toy_flux.safetensors"}),
+    (flux, "clip", "CLIPLoaderMultiGPU", {"clip_name": "toy_clip_l.safetensors", "type": "sd3"}),
+    (flux, "clip", "CLIPLoaderDisTorch2MultiGPU", {"clip_name": "toy_clip_l.safetensors", "type": "sd3"}),
+    (flux, "vae", "VAELoaderMultiGPU", {"vae_name": "toy_taef1.safetensors"}),
+    (flux, "vae", "VAELoaderDisTorch2MultiGPU", {"vae_name": "toy_taef1.safetensors"}),
+    (sd15, "checkpoint", "CheckpointLoaderSimpleMultiGPU", CHECKPOINT),
+    (sd15, "checkpoint", "CheckpointLoaderSimpleDisTorch2MultiGPU", CHECKPOINT),
+    (
+        sd15,
+        "checkpoint",
+        "CheckpointLoaderAdvancedMultiGPU",
+        {**CHECKPOINT, "unet_device": "cpu", "clip_device": "cpu", "vae_device": "cpu"},
+    ),
+    (sd15, "checkpoint", "CheckpointLoaderAdvancedDisTorch2MultiGPU", {**CHECKPOINT, **SPREAD_PARTS}),
+    (controlled, "controlnet", "ControlNetLoaderMultiGPU", CONTROL),
+    (controlled, "controlnet", "ControlNetLoaderDisTorch2MultiGPU", CONTROL),
+    (controlled, "controlnet", "DiffControlNetLoaderMultiGPU", {**CONTROL, "model": ["checkpoint", 0]}),
+    (controlled, "controlnet", "DiffControlNetLoaderDisTorch2MultiGPU", {**CONTROL, "model": ["checkpoint", 0]}),
+]
+
+
+@pytest.mark.parametrize(("build", "slot", "loader", "inputs"), LOADERS, ids=[row[2] for row in LOADERS])
+def test_a_loader_draws_what_the_stock_one_draws(
+    comfy: Driver, build: Callable[[], Workflow], slot: str, loader: str, inputs: dict[str, Any]
+) -> None:
+    """With every optional widget left out, as a workflow in API form may."""
+    stock = comfy.draw(build())
+    assert comfy.draw({**build(), slot: node(loader, **inputs)}) == stock
+
+
+def test_a_device_of_another_machine_passes_validation_and_stops_the_run(comfy: Driver) -> None:
+    model = node("UNETLoaderMultiGPU", unet_name="toy_flux.safetensors", weight_dtype="default", device="cuda:5")
+    with pytest.raises(PromptFailed, match="cuda:5 is not on this machine, which has cpu"):
+        comfy.run({**flux(), "model": model})
+
+
+def test_a_file_that_is_not_here_is_still_refused_by_validation(comfy: Driver) -> None:
+    model = node("UNETLoaderMultiGPU", unet_name="missing.safetensors", weight_dtype="default", device="cuda:5")
+    with pytest.raises(RequestFailed, match=r"missing\.safetensors"):
+        comfy.run({**flux(), "model": model})
+
+
+@pytest.mark.parametrize(("said", "flag"), [(True, False), ("eject", True), ("default", None)])
+def test_keep_loaded_is_heard_and_changing_it_reads_no_file(comfy: Driver, said: Any, flag: bool | None) -> None:
+    inputs = {"unet_name": "toy_flux.safetensors", "weight_dtype": "default", "keep_loaded": said}
+    comfy.run({**flux(), "model": node("UNETLoaderDisTorch2MultiGPU", **inputs)})
+    assert [row["flag"] for row in comfy.models() if row["model_class"] == "Flux"] == [flag]
+
+
+def test_the_device_selector_gives_a_name(comfy: Driver) -> None:
+    shown = comfy.run(
+        {"device": node("DeviceSelectorMultiGPU", device="cpu"), "show": node("PreviewAny", source=["device", 0])}
+    )
+    assert re.search(r"\bcpu\b", str(shown.history["outputs"]["show"]))
