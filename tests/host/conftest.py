@@ -14,6 +14,7 @@ from devtools.hosts import HOSTS, Host
 from devtools.places import Places
 from devtools.server import Server
 from tests.host.driver import Driver, spec_for
+from tests.host.lifecycle import PACKS, Keeper, own_models
 
 StartHost = Callable[..., Driver]
 
@@ -32,6 +33,27 @@ def host(request: pytest.FixtureRequest) -> Host:
 def comfy(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """The shared server of a host version. Tests leave nothing loaded that another would stumble over."""
     yield from _served(host, tmp_path_factory.mktemp(f"host-{host.version}"))
+
+
+@pytest.fixture(scope="module")
+def untouched(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A server on which no test uses one of our nodes: what it shows is what the pack does by being there."""
+    yield from _served(host, tmp_path_factory.mktemp(f"untouched-{host.version}"))
+
+
+@pytest.fixture(scope="session")
+def keeping(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
+    """The server of the lifecycle tests, with models and a pack of their own."""
+    base = tmp_path_factory.mktemp(f"keeping-{host.version}")
+    for driver in _served(host, base, packs=PACKS, models=own_models(base)):
+        yield Keeper(driver.server)
+
+
+@pytest.fixture
+def keeper(keeping: Keeper) -> Keeper:
+    """That server with nothing loaded, and nothing said about any model."""
+    keeping.forget()
+    return keeping
 
 
 @pytest.fixture

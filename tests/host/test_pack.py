@@ -25,8 +25,8 @@ NODE_CLASS_MAPPINGS = {}
 """
 
 
-def test_it_loads_with_one_line_and_no_warning(comfy: Driver) -> None:
-    log = comfy.log()
+def test_it_loads_with_one_line_and_no_warning(untouched: Driver) -> None:
+    log = untouched.log()
     assert log.count("[MultiGPU]") == 1
     assert re.search(r"seconds: \S+custom_nodes\S+multigpu$", log, re.MULTILINE), "not in the list of imported packs"
     about_us = re.compile(r"(WARNING|ERROR).*(custom_nodes[/\\\\]multigpu|\[MultiGPU\])")
@@ -38,10 +38,12 @@ def test_object_info_works(comfy: Driver) -> None:
     assert "KSampler" in info
 
 
-def test_the_host_is_untouched(comfy: Driver) -> None:
-    comfy.run(workflows.flux(seed=21))
-    comfy.free(unload_models=True, free_memory=True)
-    assert comfy.patched() == []
+def test_the_host_is_untouched(untouched: Driver) -> None:
+    untouched.run(workflows.flux(seed=21))
+    untouched.free(unload_models=True, free_memory=True)
+    assert untouched.patched() == []
+    assert untouched.models() == []
+    assert untouched.log().count("[MultiGPU]") == 1, "a graph without our nodes has nothing to say about us"
 
 
 def test_what_the_checks_look_for_is_found(start_host: StartHost, tmp_path: Path) -> None:

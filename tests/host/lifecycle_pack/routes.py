@@ -1,0 +1,87 @@
+"""Routes under `/lifecycle/` that call `multigpu.api` as another pack would, and show what is held."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import comfy.model_management as model_management
+from aiohttp import web
+from server import PromptServer
+
+from . import nodes
+
+
+def _module(name: str) -> Any:
+    """A module of the pack under test, as ComfyUI loaded it."""
+    for loaded in list(sys.modules):
+        if loaded.endswith("multigpu.multigpu.runtime"):
+            package = loaded.removesuffix(".runtime")
+            __import__(f"{package}.{name}")
+            return sys.modules[f"{package}.{name}"]
+    raise LookupError("the pack under test is not loaded")
+
+
+def add_routes() -> None:
+    routes = PromptServer.instance.routes
+
+    @routes.get("/lifecycle/history")
+    async def history(_: web.Request) -> web.Response:
+        return web.json_response([asdict(snapshot) for snapshot in _module("api").memory_history()])
+
+    @routes.get("/lifecycle/held")
+    async def held(_: web.Request) -> web.Response:
+        ledger = _module("runtime").current().free_flow.retention.ledger
+        return web.json_response(
+            {
+                "models": sorted(type(model).__name__ for model in ledger.retained_models()),
+                "anchors": len(ledger.anchors()),
+                "records": len(ledger._records),
+            }
+        )
+
+    @routes.post("/lifecycle/let_go")
+    async def let_go(_: web.Request) -> web.Response:
+        """Forget what earlier tests said about any model."""
+        api = _module("api")
+        ledger = _module("runtime").current().free_flow.retention.ledger
+        loaded = [entry.model.model for entry in model_management.current_loaded_models if entry.model is not None]
+        for model in [*ledger.known_models(), *loaded]:
+            if hasattr(model, api.FLAG):
+                delattr(model, api.FLAG)
+        return web.json_response(api.clear_all_retention_anchors("a new test"))
+
+    @routes.post("/lifecycle/clean_up")
+    async def clean_up(request: web.Request) -> web.Response:
+        return web.json_response(_module("api").force_full_system_cleanup(**await request.json()))
+
+    @routes.post("/lifecycle/log")
+    async def log(request: web.Request) -> web.Response:
+        wanted = await request.json()
+        snapshot = _module("api").multigpu_memory_log(wanted["identifier"], wanted["tag"], as_json=wanted["as_json"])
+        return web.json_response({"line": snapshot.line(), "load": _module("api").comfyui_memory_load("asked")})
+
+    @routes.post("/lifecycle/flag")
+    async def flag(request: web.Request) -> web.Response:
+        """Set the attribute by hand, as another pack may."""
+        wanted = await request.json()
+        for entry in model_management.current_loaded_models:
+            if type(entry.model.model).__name__ == wanted["model"]:
+                setattr(entry.model.model, _module("api").FLAG, wanted["flag"])
+        return web.Response()
+
+    @routes.post("/lifecycle/soft_empty")
+    async def soft_empty(request: web.Request) -> web.Response:
+        model_management.soft_empty_cache(**await request.json())
+        return web.json_response(_module("api").soft_empty_cache_multigpu())
+
+    @routes.post("/lifecycle/gate")
+    async def gate(request: web.Request) -> web.Response:
+        (nodes.GATE.set if (await request.json())["open"] else nodes.GATE.clear)()
+        nodes.WAITING.clear()
+        return web.Response()
+
+    @routes.get("/lifecycle/waiting")
+    async def waiting(_: web.Request) -> web.Response:
+        return web.json_response(nodes.WAITING.is_set())

@@ -1,0 +1,221 @@
+"""Who stays and who leaves when memory is freed, on the real host, over HTTP, with real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from devtools.client import PromptFailed
+from devtools.workflows import node
+from tests.host import file_opens
+from tests.host.lifecycle import BOTH, CLASSES, FILES, Keeper, flux
+
+MiB = 2**20
+ALL = sorted(CLASSES.values())
+linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify and the size of a process are read as Linux tells")
+
+
+@linux
+@pytest.mark.parametrize("leaving", ["clip", "model"])
+def test_flagged_leaves_and_pinned_are_used_again(keeper: Keeper, leaving: str) -> None:
+    """A(keep=false), B and C(keep=true), both flags: A's memory is back, the next prompt gets the same B and C."""
+    said = {part: part != leaving for part in CLASSES}
+    workflow = flux(41, **said)
+    picture = keeper.draw(workflow)
+    before, tensors, anonymous = keeper.objects(), keeper.tensor_bytes(), keeper.memory()["anonymous"]
+    assert sorted(before) == ALL
+
+    keeper.free(**BOTH)
+    staying = {name: ids for name, ids in before.items() if name != CLASSES[leaving]}
+    assert keeper.objects() == staying
+    assert all(row["alive"] for row in keeper.models())
+    weight = (keeper.server.spec.models / FILES[leaving]).stat().st_size
+    assert tensors - keeper.tensor_bytes() > 0.95 * weight
+    assert anonymous - keeper.memory()["anonymous"] > 0.9 * weight
+
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        assert keeper.draw(workflow) == picture
+        assert set(opens.take()) == {FILES[leaving]}
+    after = keeper.objects()
+    assert {name: after[name] for name in staying} == staying
+    assert after[CLASSES[leaving]] != before[CLASSES[leaving]]
+
+
+@linux
+def test_nothing_is_ejected_when_all_are_pinned(keeper: Keeper) -> None:
+    """Ten presses: every model is the same object, no file is opened, what the executor remembered is gone."""
+    workflow = flux(42, model="keep", clip="keep", vae="keep")
+    picture = keeper.draw(workflow)
+    before = keeper.objects()
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        for _ in range(10):
+            keeper.free(**BOTH)
+            assert keeper.objects() == before
+        again = keeper.run(workflow)
+        assert "sample" not in again.cached_nodes
+        assert opens.take() == {}
+    assert keeper.objects() == before
+    assert keeper.draw(workflow) == picture
+    assert keeper.held() == ALL
+
+
+@linux
+def test_unmanaged_models_stay_for_one_cycle(keeper: Keeper) -> None:
+    """A flagged model leaves first; the two that nobody spoke of leave at the second free, with their memory."""
+    empty = keeper.memory()["anonymous"]
+    keeper.run(flux(43, model="eject"))
+    keeper.free(**BOTH)
+    assert keeper.names() == ["SD3ClipModel_", "TAESD"]
+    assert keeper.held() == ["SD3ClipModel_", "TAESD"]
+    keeper.free(**BOTH)
+    assert keeper.models() == []
+    assert keeper.held() == []
+    assert keeper.tensor_bytes() < 20 * MiB
+    assert keeper.memory()["anonymous"] - empty < 40 * MiB
+
+
+@linux
+def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> None:
+    workflow = flux(44, model="eject")
+    picture = keeper.draw(workflow)
+    before = keeper.objects()
+    keeper.free(**BOTH)
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        assert keeper.draw(workflow) == picture
+        assert set(opens.take()) == {FILES["model"]}
+    after = keeper.objects()
+    assert {name for name in ALL if after[name] == before[name]} == {"SD3ClipModel_", "TAESD"}
+    assert keeper.held() == [], "the executor owns them again"
+
+
+def test_pinned_stays_and_unmanaged_goes(keeper: Keeper) -> None:
+    keeper.run(flux(45, model="keep"))
+    before = keeper.objects()
+    keeper.free(**BOTH)
+    assert keeper.objects() == {"Flux": before["Flux"]}
+    assert keeper.held() == ["Flux"]
+
+
+def test_out_of_memory_takes_everything_and_the_next_prompt_works(keeper: Keeper) -> None:
+    picture = keeper.draw(flux(146))
+    with pytest.raises(PromptFailed, match="OutOfMemoryError: on purpose"):
+        keeper.run(flux(46, model="keep", clip="keep", vae="eject", after="TestExhaust"))
+    assert keeper.models() == []
+    keeper.free(free_memory=True)
+    assert keeper.draw(flux(146, model="keep", clip="keep", vae="eject")) == picture
+    assert keeper.names() == ALL
+    keeper.free(**BOTH)
+    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "unload models": ("/free", {"unload_models": True}),
+    "the frontend's unload models": ("/api/free", {"unload_models": True, "free_memory": False}),
+    "free memory": ("/free", {"free_memory": True}),
+    "both": ("/free", BOTH),
+    "the frontend's both": ("/api/free", BOTH),
+    "our own": ("/lifecycle/clean_up", {"reason": "test", "force": True}),
+}
+
+
+@pytest.mark.parametrize("asked", BODIES)
+def test_every_way_to_free_takes_the_same_path(keeper: Keeper, asked: str) -> None:
+    path, body = BODIES[asked]
+    workflow = flux(47, model="keep", clip="eject")
+    keeper.run(workflow)
+    with keeper.said() as lines:
+        keeper.client.raw(path, body)
+        keeper.wait_idle()
+    assert keeper.names() == ["Flux", "TAESD"]
+    steps = [tag for _, tag in keeper.tags()[-4:]]
+    assert steps == ["pre-unload", "post-unload", "post-reset", "post-gc"]
+    assert sum("some flagged: 1 unloaded" in line for line in lines) == 1
+    remembered = keeper.run(workflow).cached_nodes
+    assert ("sample" in remembered) == (body.get("free_memory", "force" in body) is False)
+
+
+def test_nothing_asked_is_nothing_done(keeper: Keeper) -> None:
+    keeper.run(flux(48, model="keep", clip="eject"))
+    before = keeper.objects()
+    keeper.client.raw("/free", {"unload_models": False, "free_memory": False})
+    keeper.wait_idle()
+    assert keeper.objects() == before
+    assert keeper.client.post("/lifecycle/clean_up", {"force": False}) is False, "RAM is not short"
+
+
+def test_free_waits_for_the_prompt_that_runs(keeper: Keeper) -> None:
+    keeper.client.raw("/lifecycle/gate", {"open": False})
+    prompt = keeper.client.submit(flux(49, model="eject", vae="keep", after="TestWait"))
+    keeper.wait_for("/lifecycle/waiting")
+    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+    keeper.client.free(**BOTH)
+    keeper.client.raw("/free", {"unload_models": True})
+    assert keeper.names() == ["Flux", "SD3ClipModel_"], "a prompt runs"
+    keeper.client.raw("/lifecycle/gate", {"open": True})
+    assert keeper.client.finish(prompt).images
+    keeper.wait_idle()
+    assert keeper.names() == ["SD3ClipModel_", "TAESD"]
+
+
+def test_keep_loaded_is_changed_by_running_the_node_again(keeper: Keeper) -> None:
+    keeper.run(flux(50, model="keep"))
+    before = keeper.objects()
+    keeper.run(flux(50, model="default"))
+    assert keeper.objects() == before | {"Flux": (keeper.objects()["Flux"][0], before["Flux"][1])}, "the same model"
+    assert keeper.held() == []
+    keeper.run(flux(50, model="eject"))
+    keeper.free(**BOTH)
+    assert keeper.names() == ["SD3ClipModel_", "TAESD"]
+    keeper.free(**BOTH)
+    keeper.run(flux(50, model=True))
+    keeper.free(**BOTH)
+    assert keeper.names() == ["Flux"]
+    keeper.run(flux(50, model="default"))
+    keeper.free(**BOTH)
+    assert keeper.models() == []
+
+
+def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
+    """Each made a model of its own, so one leaves and one stays."""
+    workflow = flux(51, model="keep")
+    workflow["other"] = node("UNETLoader", unet_name="toy_flux.safetensors", weight_dtype="fp8_e4m3fn")
+    workflow["place_other"] = node("MultiGPUPlaceModel", model=["other", 0], keep_loaded="eject")
+    other = {
+        name: given if name != "model" else ["place_other", 0] for name, given in workflow["sample"]["inputs"].items()
+    }
+    workflow["other_sample"] = node("KSampler", **other)
+    workflow["other_decode"] = node("VAEDecode", samples=["other_sample", 0], vae=["vae", 0])
+    workflow["other_save"] = node("SaveImage", images=["other_decode", 0], filename_prefix="other")
+    keeper.run(workflow)
+    (kept,) = [row["model_id"] for row in keeper.models() if row["flag"] is False]
+    assert keeper.names() == ["Flux", *ALL]
+    keeper.free(**BOTH)
+    assert keeper.names() == ALL
+    assert keeper.objects()["Flux"][1] == kept
+
+
+def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper) -> None:
+    keeper.run(flux(52, vae="keep"))
+    keeper.client.raw("/lifecycle/flag", {"model": "Flux", "flag": False})
+    keeper.client.raw("/lifecycle/flag", {"model": "TAESD", "flag": True})
+    keeper.free(**BOTH)
+    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+    keeper.free(**BOTH)
+    assert keeper.names() == ["Flux"]
+
+
+def test_emptying_caches_with_force_does_not_reset_the_executor(keeper: Keeper) -> None:
+    workflow = flux(53, model="keep")
+    keeper.run(workflow)
+    before = keeper.objects()
+    assert keeper.client.post("/lifecycle/soft_empty", {"force": True}) == {}
+    assert keeper.objects() == before
+    assert "sample" in keeper.run(workflow).cached_nodes
+
+
+def test_only_the_two_functions_are_replaced(keeper: Keeper) -> None:
+    keeper.run(flux(54, model="keep"))
+    keeper.free(**BOTH)
+    changed = {row["name"] for row in keeper.patched()}
+    assert changed == {"comfy.model_management.unload_all_models", "comfy.model_management.soft_empty_cache"}
