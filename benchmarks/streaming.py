@@ -3,7 +3,7 @@
     python benchmarks/streaming.py [--dynamic] [--host TREE] [--streamed 25 50 75 100] [--fp8] [--small]
 
 Needs one NVIDIA GPU that holds the whole model. Every figure of one table comes from one run of one process. The limit
-is max(T, bytes streamed / link): T is the resident step, the link is measured first. `--small` is for trying the script.
+is max(T, bytes streamed / link): T is the resident step, the link is measured first. `--small` is to try the script.
 """
 
 from __future__ import annotations
@@ -44,7 +44,14 @@ def link_speed() -> float:
 
 
 def ours(
-    patcher: Any, forward: host.Forward, percent: int, link: float, resident: float, ring: int | None, want: torch.Tensor
+    patcher: Any,
+    forward: host.Forward,
+    percent: int,
+    link: float,
+    resident: float,
+    ring: int | None,
+    want: torch.Tensor,
+    baseline: dict[str, int],
 ) -> dict[str, Any]:
     from multigpu.host.patcher import ModelStates
     from multigpu.host.placement import host_budgets, place, plan_for
@@ -52,10 +59,13 @@ def ours(
 
     host.unload()
     compute = DeviceId("cuda", 0)
-    budgets = [DeviceBudget(b.device, b.total, b.free, link if b.device == CPU else None) for b in host_budgets([compute, CPU])]
-    plan = plan_for(patcher, parse_request(f"cuda:0,{100 - percent}%;cpu,*"), budgets, ring_bytes=ring, step_seconds=resident)
+    budgets = [
+        DeviceBudget(b.device, b.total, b.free, link if b.device == CPU else None) for b in host_budgets([compute, CPU])
+    ]
+    plan = plan_for(
+        patcher, parse_request(f"cuda:0,{100 - percent}%;cpu,*"), budgets, ring_bytes=ring, step_seconds=resident
+    )
     placed = place(patcher, plan, ModelStates())
-    ram = host.anonymous_bytes()
     torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     host.load_on_device(placed)
@@ -64,9 +74,16 @@ def ours(
     seconds = forward.seconds(placed)
     equal &= torch.equal(forward(placed), want)
     row = {
-        "who": "multigpu", "streamed": percent, "seconds": seconds, "equal": equal, "load": loaded,
-        "streamed_bytes": plan.bytes_on(CPU), "ring": plan.ring_bytes, "peak": torch.cuda.max_memory_allocated(),
-        "planned": plan.bytes_on(compute) + plan.ring_bytes, "ram_grew": host.anonymous_bytes() - ram,
+        "who": "multigpu",
+        "streamed": percent,
+        "seconds": seconds,
+        "equal": equal,
+        "load": loaded,
+        "streamed_bytes": plan.bytes_on(CPU),
+        "ring": plan.ring_bytes,
+        "peak": torch.cuda.max_memory_allocated(),
+        "planned": plan.bytes_on(compute) + plan.ring_bytes + baseline["activations"],
+        "ram": host.anonymous_bytes() - baseline["ram"],
         "forecast": plan.forecast.step if plan.forecast else None,
     }
     host.unload()
@@ -82,8 +99,13 @@ def core_static(patcher: Any, forward: host.Forward, percent: int) -> dict[str, 
     with torch.inference_mode():
         patcher.partially_load(torch.device("cuda:0"), max(size * (100 - percent) // 100 + buffer, 1))
     loaded = time.perf_counter() - begin
-    row = {"who": "core static", "streamed": percent, "seconds": forward.seconds(patcher), "load": loaded,
-           "streamed_bytes": size - patcher.loaded_size()}
+    row = {
+        "who": "core static",
+        "streamed": percent,
+        "seconds": forward.seconds(patcher),
+        "load": loaded,
+        "streamed_bytes": size - patcher.loaded_size(),
+    }
     patcher.detach()
     host.unload()
     return row
@@ -95,7 +117,12 @@ def core_dynamic(patcher: Any, forward: host.Forward, percent: int) -> dict[str,
     size = patcher.model_size()
     host.load_on_device(patcher)
     patcher._vbar_get().set_watermark(size * (100 - percent) // 100)
-    row = {"who": "core dynamic", "streamed": percent, "seconds": forward.seconds(patcher), "streamed_bytes": size * percent // 100}
+    row = {
+        "who": "core dynamic",
+        "streamed": percent,
+        "seconds": forward.seconds(patcher),
+        "streamed_bytes": size * percent // 100,
+    }
     host.unload()
     return row
 
@@ -112,29 +139,45 @@ def main() -> None:
     options = parser.parse_args()
     host.start(options.host, options.dynamic)
     shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
-    path = host.model_path("flux_shaped_small.safetensors" if options.small else "flux_shaped.safetensors")
-    if not os.path.exists(path):
-        host.write_flux(path, **shape)
+    path = host.flux_file(options.small, shape)
     link = link_speed()
+    baseline = {"ram": host.anonymous_bytes()}
     forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
-    patcher = host.load(path, torch.float8_e4m3fn if options.fp8 else None)
+    dtype = torch.float8_e4m3fn if options.fp8 else None
+    patcher = host.load(path, dtype)
     host.load_on_device(patcher)
-    want = forward(patcher)
     resident = forward.seconds(patcher, steps=10)
-    print(f"link {link / 1e9:.1f} GB/s, resident step {resident:.4f} s, model {patcher.model_size() / 1e9:.2f} GB", flush=True)
+    want, baseline["activations"] = forward.with_peak(patcher)
+    print(
+        f"link {link / 1e9:.1f} GB/s, resident step {resident:.4f} s, model {patcher.model_size() / 1e9:.2f} GB",
+        flush=True,
+    )
+    core = host.load(path, dtype) if options.core else None  # of its own: what was placed once rests in other memory
     rows: list[dict[str, Any]] = []
     for percent in options.streamed:
-        rows.append(ours(patcher, forward, percent, link, resident, options.ring and options.ring << 20, want))
+        rows.append(
+            ours(patcher, forward, percent, link, resident, options.ring and options.ring << 20, want, baseline)
+        )
         if options.core:
-            rows.append((core_dynamic if options.dynamic else core_static)(patcher, forward, percent))
-        for row in rows[-2 if options.core else -1:]:
+            rows.append((core_dynamic if options.dynamic else core_static)(core, forward, percent))
+        for row in rows[-2 if options.core else -1 :]:
             limit = max(resident, row["streamed_bytes"] / link)
             row["over_limit"] = row["seconds"] / limit
-            print(f"{row['who']:13} {percent:4} %  {row['seconds']:.4f} s  {row['over_limit']:.3f} of limit {limit:.4f}  " + " ".join(
-                f"{k}={v / 1e9:.2f}GB" if k in ("streamed_bytes", "peak", "planned", "ram_grew", "ring") and v is not None else f"{k}={v}"
-                for k, v in row.items() if k not in ("who", "streamed", "seconds", "over_limit")), flush=True)
+            print(
+                f"{row['who']:13} {percent:4} %  {row['seconds']:.4f} s  {row['over_limit']:.3f} of limit {limit:.4f}  "
+                + " ".join(
+                    f"{k}={v / 1e9:.2f}GB"
+                    if k in ("streamed_bytes", "peak", "planned", "ram", "ring") and v is not None
+                    else f"{k}={v}"
+                    for k, v in row.items()
+                    if k not in ("who", "streamed", "seconds", "over_limit")
+                ),
+                flush=True,
+            )
     if "OUT" in os.environ:
-        Path(os.environ["OUT"], "streaming.json").write_text(json.dumps({"link": link, "resident": resident, "rows": rows}, indent=1))
+        Path(os.environ["OUT"], "streaming.json").write_text(
+            json.dumps({"link": link, "resident": resident, "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

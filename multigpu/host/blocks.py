@@ -31,9 +31,9 @@ def modules_of(patcher: Any) -> dict[str, torch.nn.Module]:
 def blocks_of(patcher: Any, step_seconds: float | None = None) -> list[Block]:
     """One block per module that holds tensors; what the host cannot cast on the fly may not move.
 
-    The host's load list decides what can be streamed. Tensors outside of it (of modules whose children hold tensors too)
-    stay on the compute device, where a full load would put them. Order and compute are estimates by the model's family;
-    with `step_seconds` the estimates add up to that.
+    The host's load list decides what can be streamed. Tensors outside of it (of modules whose children hold tensors
+    too) stay on the compute device, where a full load would put them. Order and compute are estimates by the model's
+    family; with `step_seconds` the estimates add up to that.
     """
     listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
     modules = modules_of(patcher)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import HostError
+from ..stream.layout import copy_to
 
 _PREFIXES = (
     "",
@@ -77,7 +78,7 @@ class ModelFiles:
         for path, name in self._places(key):
             if _holds(path, name, weight):
                 return FileOriginal(path, _stamp(path), name, weight.dtype)
-        return KeptOriginal(weight.detach().to("cpu", copy=True))
+        return KeptOriginal(copy_to(weight, torch.device("cpu")))
 
     def _places(self, key: str) -> Iterator[tuple[str, str]]:
         """Where the file may hold `key`: with leading parts dropped and the prefixes of checkpoints put before."""

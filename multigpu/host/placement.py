@@ -41,8 +41,9 @@ def static_clone(patcher: Any) -> Any:
     """A patcher with the same patches over a freshly loaded, static model. DynamicVRAM stays on for all others."""
     if patcher.cached_patcher_init is None:
         raise HostError(
-            f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be placed "
-            "while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with --disable-dynamic-vram"
+            f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be "
+            "placed while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with "
+            "--disable-dynamic-vram"
         )
     with static_patchers():
         clone = patcher.clone(disable_dynamic=True)

@@ -95,13 +95,10 @@ class Arena:
         for segment in self.segments:
             if segment.registered or not segment.data.numel():
                 continue
-            error = torch.cuda.cudart().cudaHostRegister(segment.data.data_ptr(), segment.data.numel(), 0)
+            count = segment.data.numel()
+            error = _cudart().cudaHostRegister(segment.data.data_ptr(), count, 0)
             if int(error) != 0:
-                log.warning(
-                    "MultiGPU: the driver refused to pin %d bytes of RAM (error %s); copies will be slower",
-                    segment.data.numel(),
-                    error,
-                )
+                log.warning("[MultiGPU] the driver did not pin %d bytes of RAM (%s): copies are slower", count, error)
                 return False
             segment.registered = True
         return True

@@ -61,6 +61,14 @@ def leaves_of(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Rebuild]:
     return [tensor.as_subclass(torch.Tensor).detach()], rebuild_subclass
 
 
+def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of `tensor` on `device`, of the same class; its bytes may be used in and outside of inference mode."""
+    leaves, rebuild = leaves_of(tensor)
+    with torch.inference_mode(False), torch.no_grad():
+        copies = [leaf.to(device, copy=True) for leaf in leaves]
+    return rebuild(copies)
+
+
 def stored_bytes(tensor: torch.Tensor) -> int:
     """Bytes that `tensor` occupies, scales included."""
     return sum(leaf.nbytes for leaf in leaves_of(tensor)[0])

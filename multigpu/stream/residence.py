@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..plan import DeviceId, Plan
 from .arena import Arena, Room
 from .lanes import device_module
-from .layout import lay_out, leaves_of
+from .layout import copy_to, lay_out, leaves_of
 from .streamer import HomedBlock, HomedTensor, Streamer
 
 Progress = Callable[[int], None]
@@ -89,9 +89,8 @@ class Residence:
         """Give one tensor of a block new contents, wherever it rests. Only between `changing` and `changed`."""
         homed = self._homed.get(block)
         if homed is None:
-            slots = module._parameters if name in module._parameters else module._buffers
-            with torch.inference_mode(False), torch.no_grad():
-                slots[name] = _like(slots[name], tensor.to(self.compute))
+            slots: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+            slots[name] = _like(slots[name], copy_to(tensor, self.compute))
             return
         target = next(t for t in homed.tensors if t.name == name)
         for leaf, part in zip(target.leaves, leaves_of(tensor)[0], strict=True):
@@ -172,22 +171,27 @@ class Residence:
 
 def move(module: torch.nn.Module, device: torch.device) -> None:
     """Move what `module` itself holds and is not on `device` yet. Never touches what is there already."""
-    with torch.inference_mode(False), torch.no_grad():
-        for slots, name, tensor in own_tensors(module):
-            leaves, rebuild = leaves_of(tensor)
-            if any(leaf.device != device for leaf in leaves):
+    for slots, name, tensor in own_tensors(module):
+        leaves, rebuild = leaves_of(tensor)
+        if any(leaf.device != device for leaf in leaves):
+            with torch.inference_mode(False), torch.no_grad():
                 moved = [torch.zeros_like(leaf, device=device) if leaf.is_meta else leaf.to(device) for leaf in leaves]
-                slots[name] = _like(tensor, rebuild(moved))
+            slots[name] = _like(tensor, rebuild(moved))
 
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """`new` as a parameter if `old` was one."""
+    """`new` as a parameter if `old` was one.
+
+    Plain parameters are made outside of inference mode, so that both modes may move them. A quantised wrapper belongs
+    to the mode it is made in, as those of the host's loaders do: the host's own moving code counts on that.
+    """
     if not isinstance(old, torch.nn.Parameter):
         return new
     if is_traceable_wrapper_subclass(new):
         new._is_param = True  # what torch.nn.Parameter does, but that would also copy the wrapper's inner tensors
         return new
-    return torch.nn.Parameter(new.clone() if new.is_inference() else new, requires_grad=False)
+    with torch.inference_mode(False):
+        return torch.nn.Parameter(new.clone() if new.is_inference() else new, requires_grad=False)
 
 
 _Laid = list[tuple[dict[str, Any], str, torch.Tensor, Any, Any]]
@@ -207,14 +211,12 @@ def _layout(module: torch.nn.Module) -> tuple[_Laid, int]:
 def _settle_in(block: str, module: torch.nn.Module, room: Room, laid: _Laid) -> HomedBlock:
     """Copy a block's tensors into `room` and make the module hold those."""
     homed = []
-    with torch.inference_mode(False), torch.no_grad():
-        for slots, name, tensor, placed, rebuild in laid:
-            views = []
-            for leaf, source in zip(placed, leaves_of(tensor)[0], strict=True):
-                view = leaf.view(room.segment.typed(leaf.dtype), room.start)
+    for slots, name, tensor, placed, rebuild in laid:
+        with torch.inference_mode(False), torch.no_grad():
+            views = [leaf.view(room.segment.typed(leaf.dtype), room.start) for leaf in placed]
+            for view, source in zip(views, leaves_of(tensor)[0], strict=True):
                 view.zero_() if source.is_meta else view.copy_(source)
-                views.append(view)
-            homed.append((slots, name, _like(tensor, rebuild(views)), placed, rebuild))
+        homed.append((slots, name, _like(tensor, rebuild(views)), placed, rebuild))
     for slots, name, home, _, _ in homed:
         slots[name] = home
     return HomedBlock(block, module, room, [HomedTensor(*parts) for parts in homed])

@@ -56,7 +56,7 @@ def test_loading_again_moves_nothing(studio: Studio) -> None:
 
 
 def test_unloading_leaves_an_ordinary_model(studio: Studio) -> None:
-    """Attributes that differ from their class's, hooks and bytes are what they are after an unplaced load and unload."""
+    """Attributes that differ from their class's, hooks and bytes: as after an unplaced load and unload."""
     model = studio.flux()
     studio.latent(model)
     studio.unload()
@@ -100,7 +100,7 @@ def test_partial_unload_and_growing_back(studio: Studio) -> None:
 
 
 def test_less_room_than_the_plan_wants(studio: Studio) -> None:
-    """The host gives a budget below the plan's share of the compute device: more is streamed, the picture is the same."""
+    """The host's budget is below the plan's share of the compute device: more is streamed, the picture is the same."""
     if not studio.simulated:
         pytest.skip("needs an accelerator: the host gives no budget on the CPU")
     model = studio.flux()

@@ -1,4 +1,4 @@
-"""ComfyUI inside this process, from `.bundle` or any tree, with or without DynamicVRAM; and a Flux-shaped model for it."""
+"""ComfyUI inside this process, with or without DynamicVRAM, from `.bundle` or any tree; and a Flux-shaped model."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def start(tree: str | None = None, dynamic: bool = False) -> None:
         devices = [device.index for device in comfy.model_management.get_all_torch_devices()]
         if not comfy_aimdo.control.init_devices([(index, 0) for index in devices]):
             raise SystemExit("comfy-aimdo does not work on this machine: DynamicVRAM cannot be tested here")
+        comfy_aimdo.control.set_log_warning()
         comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
         comfy.memory_management.aimdo_enabled = True
 
@@ -86,6 +87,14 @@ def write_flux(path: str, hidden: int, double: int, single: int, context: int, v
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def flux_file(small: bool, shape: dict[str, int]) -> str:
+    """The model file, made if it is not there yet."""
+    path = model_path(f"flux_shaped_{'small' if small else 'whole'}.safetensors")
+    if not os.path.exists(path):
+        write_flux(path, **shape)
+    return path
+
+
 def load(path: str, weight_dtype: torch.dtype | None = None) -> Any:
     import comfy.sd
 
@@ -112,6 +121,16 @@ class Forward:
     def __call__(self, patcher: Any) -> torch.Tensor:
         with torch.inference_mode():
             return patcher.model.apply_model(self.latent, self.timestep, **self.conditions)
+
+    def with_peak(self, patcher: Any) -> tuple[torch.Tensor, int]:
+        """The result, and the most bytes allocated meanwhile beyond what was allocated before.
+
+        Not for the first forward: kernels are chosen while that one runs, and its last bits differ.
+        """
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = self(patcher)
+        return result, torch.cuda.max_memory_allocated() - before
 
     def seconds(self, patcher: Any, steps: int = 6, warm: int = 2) -> float:
         """Mean wall seconds per forward after `warm` others."""

@@ -34,7 +34,18 @@ def main(tree: str, folder: str = ".bundle") -> None:
         shutil.copy(file, host / file.name)
     with tempfile.TemporaryDirectory() as wheels:
         for options, names in ((["--platform", "any"], PURE), (PLATFORM, NATIVE)):
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", wheels]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "-d",
+                wheels,
+            ]
             subprocess.run([*command, *options, *names], check=True)
         for wheel in Path(wheels).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
@@ -48,7 +59,11 @@ def _too_large(folder: str, names: list[str]) -> set[str]:
         name
         for name in names
         if name == "__pycache__"
-        or (not name.endswith(".py") and (Path(folder) / name).is_file() and (Path(folder) / name).stat().st_size > LARGEST_FILE)
+        or (
+            not name.endswith(".py")
+            and (Path(folder) / name).is_file()
+            and (Path(folder) / name).stat().st_size > LARGEST_FILE
+        )
     }
 
 
