@@ -59,9 +59,8 @@ def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> Non
 
     None is ignored.
     """
-    if model_patcher is not None:
-        flow = current().free_flow
-        flow.activate()
+    flow = current().free_flow
+    if model_patcher is not None and flow.activate():
         flow.retention.anchor(model_patcher, reason)
 
 

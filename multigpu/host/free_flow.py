@@ -43,13 +43,17 @@ EVERYTHING = 1e30
 """More bytes than any device has: what the host itself asks for to unload all."""
 
 
+Noted = tuple["weakref.ref[Any]", str, int]
+"""A model that must be there at the end: itself, its class, its id."""
+
+
 @dataclass
 class Flow:
     """One free in progress. `kept` are the models that must be there at its end."""
 
     name: str
     thread: int
-    kept: list[tuple[weakref.ref[Any], str, int]]
+    kept: list[Noted]
     collected: bool = False
 
 
@@ -68,7 +72,7 @@ class FreeFlow:
         self._soft = Patch(
             model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
         )
-        self._refused = False
+        self._on = self._refused = False
         self._count = 0
         self._flow: Flow | None = None
         self._busy = False
@@ -77,8 +81,6 @@ class FreeFlow:
 
     def activate(self) -> bool:
         """Replace the host's two functions, once. Another pack's patch is left alone: then this says so and is off."""
-        if self._unload.installed and self._soft.installed:
-            return True
         if self._refused:
             return False
         try:
@@ -86,25 +88,24 @@ class FreeFlow:
                 patch.install()
         except HostIncompatible as problem:
             self._refused = True
-            self._unload.remove()
+            self.deactivate()
             log.warning("[MultiGPU] keep and eject are off: %s", problem)
             return False
-        self.hand_back.register()
-        atexit.register(self.deactivate)
+        if not self._on:
+            self._on = True
+            self.hand_back.register()
+            atexit.register(self.deactivate)
         return True
 
     def deactivate(self) -> None:
         """Put the host's functions back and hold nothing."""
+        self._on = False
         atexit.unregister(self.deactivate)
         for patch in (self._soft, self._unload):
             patch.remove()
         self.hand_back.unregister()
         self._stop_waiting()
         self.retention.clear("switched off")
-
-    @property
-    def active(self) -> bool:
-        return self._unload.installed
 
     # -- the host's unload_all_models -------------------------------------------------------------------------
 
@@ -115,6 +116,8 @@ class FreeFlow:
             return
         out_of_memory = sys.exc_info()[0] is not None
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
+        kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
+        words = _words(decision)
         self._count += 1
         name = f"free {self._count}"
         self.recorder.take(name, "pre-unload")
@@ -129,10 +132,10 @@ class FreeFlow:
                 self._free([*decision.stay, *decision.anchor])
         finally:
             self._busy = False
-        log.info("[MultiGPU] %s: %s", name, _words(decision))
+        log.info("[MultiGPU] %s: %s", name, words)
         self.recorder.take(name, "post-unload")
         if not out_of_memory and not _prompt_runs():
-            self._await_end(name, [*decision.stay, *decision.anchor])
+            self._await_end(name, kept)
 
     def _at_stake(self, loaded: Sequence[Any]) -> bool:
         """Whether anything of ours is loaded or held; if not, the host's functions run as if we were not there."""
@@ -157,10 +160,8 @@ class FreeFlow:
 
     # -- the end of a free ------------------------------------------------------------------------------------
 
-    def _await_end(self, name: str, kept: Sequence[Any]) -> None:
-        models = [entry.model.model for entry in kept]
-        noted = [(weakref.ref(model), type(model).__name__, id(model)) for model in models]
-        self._flow = Flow(name, threading.get_ident(), noted)
+    def _await_end(self, name: str, kept: list[Noted]) -> None:
+        self._flow = Flow(name, threading.get_ident(), kept)
         if self._collection not in gc.callbacks:
             gc.callbacks.append(self._collection)
 
@@ -234,9 +235,8 @@ class FreeFlow:
 
     def keep(self, component: Any, wanted: Standing) -> None:
         """Pin, flag or let go of the model in a component. The first that is pinned or flagged switches all this on."""
-        if wanted is not Standing.UNMANAGED:
-            self.activate()
-        self.retention.set_standing(component, wanted)
+        if wanted is Standing.UNMANAGED or self.activate():
+            self.retention.set_standing(component, wanted)
 
     def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:
         """Unload the models whose standing is to `leave`, in the middle of a prompt too; their names."""
@@ -270,9 +270,13 @@ def _prompt_runs() -> bool:
     return bool(PromptServer.instance.prompt_queue.currently_running)
 
 
+def _noted(model: Any) -> Noted:
+    return weakref.ref(model), type(model).__name__, id(model)
+
+
 def _words(decision: Decision[Any]) -> str:
     def names(models: Iterable[Any]) -> str:
-        return ", ".join(type(entry.model.model).__name__ for entry in models if entry.model is not None)
+        return ", ".join(type(entry.model.model).__name__ for entry in models)
 
     parts = [
         f"{what} {named}"

@@ -50,8 +50,11 @@ class Patch:
         return self._original(*arguments)
 
     def install(self) -> None:
-        """Raises HostIncompatible and changes nothing if another pack was here first or the parameters differ."""
-        if self.installed:
+        """Raises HostIncompatible and changes nothing if another pack was here first or the parameters differ.
+
+        One that came later and calls ours through is left alone; one that put the host's function back is not.
+        """
+        if self._original is not None and getattr(self.owner, self.name, None) is not self._original:
             return
         complaint = self.complaint()
         if complaint:
@@ -71,7 +74,7 @@ class Patch:
         found = getattr(self.owner, self.name, None)
         if found is None:
             return f"{full} is missing"
-        if self._original is not None or getattr(found, "__globals__", None) is not vars(self.owner):
+        if getattr(found, "__globals__", None) is not vars(self.owner):
             return f"{full} was replaced by another pack ({getattr(found, '__module__', None) or type(found).__name__})"
         parameters = tuple(inspect.signature(found).parameters)
         if parameters != self.parameters:

@@ -52,4 +52,19 @@ class Wait:
         return (value,)
 
 
-NODE_CLASS_MAPPINGS = {"TestExhaust": Exhaust, "TestWait": Wait}
+class Conditioning:
+    """What a text encoder would have made of an empty text, in the shapes that Flux takes."""
+
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "run"
+    CATEGORY = "tests"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {}}
+
+    def run(self) -> tuple[Any]:
+        return ([[torch.zeros(1, 77, 4096), {"pooled_output": torch.zeros(1, 2048)}]],)
+
+
+NODE_CLASS_MAPPINGS = {"TestExhaust": Exhaust, "TestWait": Wait, "TestConditioning": Conditioning}

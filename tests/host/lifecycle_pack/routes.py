@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import asdict
 from typing import Any
 
 import comfy.model_management as model_management
 from aiohttp import web
+from comfy_execution import cache_provider
 from server import PromptServer
 
 from . import nodes
@@ -38,6 +40,10 @@ def add_routes() -> None:
                 "models": sorted(type(model).__name__ for model in ledger.retained_models()),
                 "anchors": len(ledger.anchors()),
                 "records": len(ledger._records),
+                "snapshots": len(_module("api").memory_history()),
+                "collector_callbacks": len(gc.callbacks),
+                "providers": len(cache_provider._get_cache_providers()),
+                "prompt_handlers": len(PromptServer.instance.on_prompt_handlers),
             }
         )
 
@@ -75,6 +81,22 @@ def add_routes() -> None:
     async def soft_empty(request: web.Request) -> web.Response:
         model_management.soft_empty_cache(**await request.json())
         return web.json_response(_module("api").soft_empty_cache_multigpu())
+
+    @routes.post("/lifecycle/sabotage")
+    async def sabotage(_: web.Request) -> web.Response:
+        """Let someone unload everything right after the next unload, once."""
+        recorder = _module("runtime").current().free_flow.recorder
+        take = recorder.take
+
+        def taking(identifier: str, tag: str, **named: Any) -> Any:
+            snapshot = take(identifier, tag, **named)
+            if tag == "post-unload":
+                del recorder.take
+                model_management.free_memory(1e30, model_management.get_torch_device())
+            return snapshot
+
+        recorder.take = taking
+        return web.Response()
 
     @routes.post("/lifecycle/gate")
     async def gate(request: web.Request) -> web.Response:

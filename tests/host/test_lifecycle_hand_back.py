@@ -1,0 +1,167 @@
+"""What a retained model gives the next prompt: the same object, no file read, nothing of the old prompt's LoRA."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from devtools import workflows
+from devtools.client import Workflow
+from devtools.workflows import node
+from tests.host import file_opens
+from tests.host.conftest import StartHost
+from tests.host.lifecycle import BOTH, FILES, LORA, PACKS, Keeper, flux, own_models
+
+linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify is a part of Linux")
+
+
+def another_workflow(seed: int) -> Workflow:
+    """One that uses none of the Flux workflow's models: a picture through another VAE."""
+    return {
+        "image": node("EmptyImage", width=64, height=64, batch_size=1, color=seed),
+        "vae": node("VAELoader", vae_name="toy_wan_vae.safetensors"),
+        "encode": node("VAEEncode", pixels=["image", 0], vae=["vae", 0]),
+        "decode": node("VAEDecode", samples=["encode", 0], vae=["vae", 0]),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="another"),
+    }
+
+
+@linux
+def test_the_lora_of_the_old_prompt_is_not_left_behind(keeper: Keeper) -> None:
+    plain, patched = keeper.draw(flux(61)), keeper.draw(flux(61, lora=1.0))
+    keeper.forget()
+    assert keeper.draw(flux(61, lora=1.0, model="keep")) == patched != plain
+    kept = keeper.objects()["Flux"][1]
+    keeper.free(**BOTH)
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        assert keeper.draw(flux(61, model="keep")) == plain
+        assert FILES["model"] not in opens.take()
+        keeper.free(**BOTH)
+        assert keeper.draw(flux(61, lora=0.5, model="keep")) not in (plain, patched)
+        keeper.free(**BOTH)
+        assert keeper.draw(flux(61, lora=1.0, model="keep")) == patched
+        opened = opens.take()
+        assert FILES["model"] not in opened and opened[LORA] > 0
+    assert keeper.objects()["Flux"][1] == kept
+
+
+@linux
+def test_a_pinned_model_outlives_another_workflow(keeper: Keeper) -> None:
+    """The executor's cache drops what other workflows made; the pinned model is there all the same."""
+    picture = keeper.draw(flux(62, model="keep", clip="keep"))
+    before = keeper.objects()
+    keeper.run(another_workflow(62))
+    keeper.free(**BOTH)
+    keeper.run(another_workflow(63))
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        assert keeper.draw(flux(62, model="keep", clip="keep")) == picture
+        assert not {FILES["model"], FILES["clip"]} & set(opens.take())
+    after = keeper.objects()
+    assert (after["Flux"], after["SD3ClipModel_"]) == (before["Flux"], before["SD3ClipModel_"])
+
+
+@linux
+def test_a_changed_file_is_loaded_anew_and_the_old_model_goes(keeper: Keeper) -> None:
+    file = keeper.server.spec.models / FILES["vae"]
+    own = file.with_suffix(".own")
+    shutil.copy2(file, own)
+    os.replace(own, file)  # a file of its own, which may be changed
+    keeper.run(flux(64, vae="keep", clip="keep"))
+    before = keeper.objects()
+    keeper.free(**BOTH)
+    os.utime(file)
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        keeper.run(flux(64, vae="keep", clip="keep"))
+        opened = opens.take()
+    assert FILES["vae"] in opened and FILES["clip"] not in opened
+    assert keeper.objects()["TAESD"] != before["TAESD"]
+    assert sorted(keeper.held()) == ["SD3ClipModel_", "TAESD"], "one of each"
+    assert keeper.names() == ["Flux", "SD3ClipModel_", "TAESD"]
+
+
+@linux
+def test_changed_inputs_are_loaded_anew(keeper: Keeper) -> None:
+    workflow = flux(65, model="keep")
+    keeper.run(workflow)
+    keeper.free(**BOTH)
+    workflow["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        keeper.run(workflow)
+        assert opens.take()[FILES["model"]] > 0
+    assert keeper.held() == ["Flux", "Flux"], "both were pinned, and they are different models"
+
+
+def test_images_and_latents_are_never_held(keeper: Keeper) -> None:
+    keeper.run(flux(66, model="keep", clip="keep", vae="keep"))
+    held = keeper.client.get("/lifecycle/held")
+    assert held["models"] == ["Flux", "SD3ClipModel_", "TAESD"]
+    assert held["records"] == 6, "three loaders and three place nodes"
+
+
+@linux
+@pytest.mark.parametrize("cache", ["--cache-classic", "--cache-none"])
+def test_with_other_caches_of_the_executor(
+    start_host: StartHost, tmp_path_factory: pytest.TempPathFactory, cache: str
+) -> None:
+    """Handed back where the executor asks; without any cache a pinned model is replaced by its successor, never two."""
+    folder = own_models(tmp_path_factory.mktemp("models"))
+    own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", cache)).server)
+    workflow = flux(67, vae="keep", clip="eject")
+    picture = own.draw(workflow)
+    before = own.objects()["TAESD"]
+    for _ in range(3):
+        own.free(**BOTH)
+        assert "TAESD" in own.names()
+        with file_opens.watch(folder) as opens:
+            assert own.draw(workflow) == picture
+            reads = opens.take()[FILES["vae"]]
+        assert (reads == 0) == (cache == "--cache-classic")
+        assert own.held() == ["TAESD"]
+        assert own.names().count("TAESD") == 1
+    assert (own.objects()["TAESD"] == before) == (cache == "--cache-classic")
+
+
+def test_a_pack_that_patched_first_is_left_alone(
+    start_host: StartHost, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pack = tmp_path_factory.mktemp("other") / "first"
+    pack.mkdir()
+    pack.joinpath("__init__.py").write_text(
+        "import comfy.model_management as m\n"
+        "kept = m.soft_empty_cache\n"
+        "m.soft_empty_cache = lambda force=False: kept(force)\n"
+        "NODE_CLASS_MAPPINGS = {}\n"
+    )
+    own = start_host(packs={**PACKS, "a_first": pack})
+    assert own.run(flux(68, model="keep")).images
+    own.free(**BOTH)
+    assert own.models() == []
+    assert "keep and eject are off: comfy.model_management.soft_empty_cache was replaced by another pack" in own.log()
+    assert {row["name"] for row in own.patched()} == {"comfy.model_management.soft_empty_cache"}
+
+
+def test_short_ram_takes_what_is_held_and_pinned_models_last(
+    start_host: StartHost, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With a limit that is always exceeded: after the prompt everything is given up, with a warning, in order."""
+    folder = own_models(tmp_path_factory.mktemp("models"))
+    own = Keeper(start_host(packs=PACKS, models=folder, environment={"MULTIGPU_RAM_LIMIT": "1"}).server)
+    own.run(flux(69, model="keep", clip="eject"))
+    own.wait_idle()
+    own.collect()
+    assert own.models() == [] and own.held() == []
+    log = own.log()
+    order = ["asks for a full free (RAM is short)", "some flagged: 1 unloaded", "pinned models are let go (Flux)"]
+    assert [log.count(text) for text in order] == [1, 1, 1]
+    assert [log.index(text) for text in order] == sorted(log.index(text) for text in order)
+    own.run(flux(70, model="keep"))
+    own.wait_idle()
+    assert own.held() == ["Flux"], "it rests until RAM use falls below the limit"
+
+
+def test_ram_is_not_watched_twice(keeper: Keeper) -> None:
+    """ComfyUI's usual cache watches the RAM, so we do not, unless a limit is given."""
+    keeper.run(workflows.flux(seed=71, steps=1))
+    assert "RAM is short" not in keeper.log()

@@ -1,0 +1,81 @@
+"""Free Memory in the middle of a workflow, and what can be seen of a free."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from devtools.client import Workflow
+from devtools.workflows import node
+from tests.host.lifecycle import BOTH, Keeper, flux
+
+
+def with_free(workflow: Workflow, what: str) -> Workflow:
+    """Free between the sampler and the VAE, then wait, so that the state can be looked at."""
+    workflow["free"] = node("MultiGPUFreeMemory", value=["sample", 0], free=what)
+    workflow["after"] = node("TestWait", value=["free", 0])
+    workflow["decode"]["inputs"]["samples"] = ["after", 0]
+    return workflow
+
+
+@pytest.mark.parametrize(
+    ("what", "loaded"),
+    [("flagged models", ["Flux"]), ("all but pinned", ["Flux"]), ("RAM caches", ["Flux", "SD3ClipModel_"])],
+)
+def test_free_memory_in_the_middle(keeper: Keeper, what: str, loaded: list[str]) -> None:
+    said = {"model": "keep", "clip": "eject" if what == "flagged models" else "default"}
+    picture = keeper.draw(flux(81))
+    keeper.forget()
+    keeper.client.raw("/lifecycle/gate", {"open": False})
+    prompt = keeper.client.submit(with_free(flux(81, **said), what))
+    keeper.wait_for("/lifecycle/waiting")
+    during = keeper.names()
+    keeper.client.raw("/lifecycle/gate", {"open": True})
+    assert keeper.client.finish(prompt).images
+    assert keeper.draw(with_free(flux(81, **said), what)) == picture, "its input passes through unchanged"
+    if what == "RAM caches":
+        assert during == ["Flux"], "nothing of this prompt needs the text encoder any more, so nobody owns it"
+    else:
+        assert during == loaded
+    assert f"Free Memory, {what}:" in keeper.log()
+
+
+def test_ram_comes_back_in_the_middle(keeper: Keeper) -> None:
+    before = keeper.tensor_bytes()
+    keeper.client.raw("/lifecycle/gate", {"open": False})
+    prompt = keeper.client.submit(with_free(flux(82, model="keep"), "RAM caches"))
+    keeper.wait_for("/lifecycle/waiting")
+    during = keeper.tensor_bytes()
+    keeper.client.raw("/lifecycle/gate", {"open": True})
+    keeper.client.finish(prompt)
+    assert during - before < 100 * 2**20, "the Flux is pinned; the text encoder's 247 MB are back"
+
+
+def test_the_four_snapshots_and_a_line_of_json(keeper: Keeper) -> None:
+    keeper.run(flux(83, model="keep", clip="eject"))
+    with keeper.said() as lines:
+        keeper.free(**BOTH)
+    shown = [line for line in lines if "[MultiGPU] free " in line and "process" in line]
+    assert [line.split(":")[0].split()[-1] for line in shown] == ["pre-unload", "post-unload", "post-reset", "post-gc"]
+    rows = keeper.client.get("/lifecycle/history")[-4:]
+    assert len({row["identifier"] for row in rows}) == 1
+    assert [sorted(model["name"] for model in row["models"]) for row in rows] == [
+        ["Flux", "SD3ClipModel_", "TAESD"], ["Flux", "TAESD"], ["Flux", "TAESD"], ["Flux", "TAESD"],
+    ]  # fmt: skip
+    assert rows[-1]["process_bytes"] < rows[0]["process_bytes"]
+    with keeper.said() as lines:
+        told = keeper.client.post("/lifecycle/log", {"identifier": "test", "tag": "now", "as_json": True})
+    (line,) = [line for line in lines if '"identifier":"test"' in line]
+    assert json.loads(line[line.index("{") :])["models"] == rows[-1]["models"]
+    assert told["line"].startswith("test now: process ") and told["load"].startswith("memory asked: process ")
+
+
+def test_a_retained_model_that_is_missing_is_an_error(keeper: Keeper) -> None:
+    keeper.run(flux(84, model="keep", clip="eject"))
+    number = keeper.objects()["Flux"][1]
+    keeper.client.raw("/lifecycle/sabotage", {})
+    with keeper.said() as lines:
+        keeper.free(**BOTH)
+    (line,) = [line for line in lines if "was to stay loaded and is gone" in line and "Flux" in line]
+    assert "ERROR" in line and f"Flux (id {number})" in line
