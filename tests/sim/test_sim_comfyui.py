@@ -53,8 +53,15 @@ def on_device_one() -> Workflow:
     return workflow
 
 
+def one_at_a_time() -> Workflow:
+    workflow = workflows.sd15(steps=1)
+    workflow["each"] = workflows.node("SimdevOneAtATime", model=["checkpoint", 0])
+    workflow["sample"]["inputs"]["model"] = ["each", 0]
+    return workflow
+
+
 def split() -> Workflow:
-    workflow = workflows.sd15()
+    workflow = workflows.sd15(steps=1)
     workflow["split"] = workflows.node("MultiGPU_WorkUnits", model=["checkpoint", 0], max_gpus=2)
     workflow["sample"]["inputs"]["model"] = ["split", 0]
     return workflow
@@ -62,11 +69,12 @@ def split() -> Workflow:
 
 STOCK: dict[str, Callable[[], Workflow]] = {
     "flux": workflows.flux,
-    "sd15": workflows.sd15,
+    "sd15": lambda: workflows.sd15(steps=1),
     "wan": workflows.wan,
     "lora": lambda: workflows.flux(lora=1.0),
     "fp8": fp8,
     "gguf": gguf,
+    "one at a time": one_at_a_time,
 }
 
 
@@ -188,7 +196,7 @@ def test_select_model_device(machine: Machine, expected: dict[str, Drawn]) -> No
 
 
 def test_the_cfg_split_uses_two_devices_from_two_threads(machine: Machine, expected: dict[str, Drawn]) -> None:
-    assert machine.draw_all(split()).equals(expected["sd15"])
+    assert machine.draw_all(split()).equals(expected["one at a time"])
     state = machine.state()
     assert state["peak"][ZERO] > 8e7
     assert state["peak"][ONE] > 8e7

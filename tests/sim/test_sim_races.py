@@ -195,6 +195,26 @@ def test_pinned_memory_overwritten_before_its_copy_ran(sim, api):
     assert sim.races() == []
 
 
+def test_a_pinned_buffer_may_pass_from_device_to_device(sim, api):
+    """Down and up again through one pinned buffer, all on one stream: the device's own writes are no overwrite."""
+    staging = torch.empty(4, pin_memory=True)
+    source = torch.ones(4, device=sim.device(0))
+    for value in (1.0, 2.0):
+        staging.copy_(source.fill_(value), non_blocking=True)
+        target = staging.to(sim.device(0), non_blocking=True)
+        assert torch.equal(target.cpu(), torch.full((4,), value))
+
+
+def test_a_pinned_buffer_may_be_refilled_behind_its_copy(sim, api):
+    staging = torch.ones(4).pin_memory()
+    result = torch.full((4,), 2.0, device=sim.device(0))
+    target = staging.to(sim.device(0), non_blocking=True)
+    staging.copy_(result, non_blocking=True)
+    assert torch.equal(target.cpu(), torch.ones(4))
+    api.synchronize(sim.device(0))
+    assert torch.equal(staging, torch.full((4,), 2.0))
+
+
 def test_memory_unregistered_before_its_copy_ran(sim, api):
     arena = torch.ones(1024, dtype=torch.uint8)
     assert sim.register_host(arena) == 0

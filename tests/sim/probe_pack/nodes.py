@@ -1,10 +1,11 @@
-"""A loader of quantised weights, in the way GGUF packs do it: own operations around core's model classes."""
+"""Nodes for tests: quantised weights in the way GGUF packs load them, and conditions evaluated one by one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import comfy.ops
+import comfy.patcher_extension
 import comfy.sd
 import comfy.utils
 import folder_paths
@@ -50,4 +51,27 @@ class LoadQuantised:
         return (comfy.sd.load_diffusion_model_state_dict(state, model_options=options),)
 
 
-NODE_CLASS_MAPPINGS = {"SimdevLoadQuantised": LoadQuantised}
+class OneAtATime:
+    """Evaluates positive and negative conditions one by one, as core's CFG split does, instead of as one batch.
+
+    A batch of two is not bit-identical to two batches of one.
+    """
+
+    CATEGORY = "simdev"
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "wrap"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",)}}
+
+    def wrap(self, model: Any) -> tuple[Any]:
+        def each(executor: Any, base: Any, conds: list[Any], *args: Any) -> list[Any]:
+            return [executor(base, [cond], *args)[0] for cond in conds]
+
+        model = model.clone()
+        model.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, "simdev", each)
+        return (model,)
+
+
+NODE_CLASS_MAPPINGS = {"SimdevLoadQuantised": LoadQuantised, "SimdevOneAtATime": OneAtATime}

@@ -18,7 +18,7 @@ from .world import World
 GiB = 1024**3
 KINDS = ("cuda", "npu")
 PRETENDED_CUDA = "12.8"
-CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 """The CPU kernels behind the simulation do without matrix tiles (AMX): some sandboxes announce them and then trap their use."""
 
 _installed: list[World] = []  # at most one: torch can be changed once per process

@@ -123,7 +123,7 @@ PinnedRange* find_pinned(const void* data) {
 void pin(void* data, size_t bytes) {
   size_t locked = 512;
   while (locked < bytes) locked *= 2;
-  world().pinned[static_cast<char*>(data)] = {bytes, locked, false, 0};
+  world().pinned[static_cast<char*>(data)] = {bytes, locked, false, {}};
 }
 
 void unpin(void* data) {
@@ -136,7 +136,7 @@ int register_host(void* data, size_t bytes) {
   auto* p = static_cast<char*>(data);
   auto next = world().pinned.lower_bound(p);
   if (find_pinned(data) || (next != world().pinned.end() && next->first < p + bytes)) return kAlreadyRegistered;
-  world().pinned[p] = {bytes, bytes, true, 0};
+  world().pinned[p] = {bytes, bytes, true, {}};
   return 0;
 }
 
@@ -146,7 +146,7 @@ int unregister_host(void* data) {
   if (it == world().pinned.end() || !it->second.registered) return kNotRegistered;
   auto range = it->second;
   world().pinned.erase(it);
-  if (range.pending) {
+  if (!range.uses.empty()) {
     report({.kind = "unregistered",
             .op = "cudaHostUnregister",
             .other_op = "copy",
@@ -154,7 +154,7 @@ int unregister_host(void* data) {
             .lo = 0,
             .hi = range.bytes,
             .message = "cudaHostUnregister of " + std::to_string(range.bytes) + " bytes while " +
-                       std::to_string(range.pending) + " queued copies still use them"});
+                       std::to_string(range.uses.size()) + " queued copies still use them"});
   }
   return 0;
 }

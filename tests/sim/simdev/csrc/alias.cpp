@@ -48,12 +48,17 @@ std::shared_ptr<Block> block_of(const at::Tensor& t) {
   return is_ours(t) ? find_block(t.storage().data()) : nullptr;
 }
 
+std::pair<size_t, size_t> byte_range(const at::Tensor& t) {
+  size_t lo = t.storage_offset() * t.element_size(), hi = lo + t.element_size();
+  for (int64_t i = 0; i < t.dim(); i++) hi += (t.size(i) - 1) * t.stride(i) * t.element_size();
+  return {lo, hi};
+}
+
 void note_access(const at::Tensor& t, bool write, StreamId id, uint64_t clock, const std::string& op) {
   if (!is_ours(t) || !t.numel()) return;
   auto block = block_of(t);
   if (!block) return;
-  size_t lo = t.storage_offset() * t.element_size(), hi = lo + t.element_size();
-  for (int64_t i = 0; i < t.dim(); i++) hi += (t.size(i) - 1) * t.stride(i) * t.element_size();
+  auto [lo, hi] = byte_range(t);
   touch(*block, lo, hi, write, id, clock, op);
 }
 

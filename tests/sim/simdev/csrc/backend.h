@@ -36,6 +36,7 @@ void install_hooks();
 bool is_ours(const at::Tensor& t);
 at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like);  // shape and type of `like`
 int device_number(const at::Tensor& t);  // kHost for a CPU tensor
+std::pair<size_t, size_t> byte_range(const at::Tensor& t);  // from the first to behind the last byte, in its storage
 std::shared_ptr<Block> block_of(const at::Tensor& t);
 void note_access(const at::Tensor& t, bool write, StreamId id, uint64_t clock, const std::string& op);
 

@@ -1,4 +1,5 @@
 // Copies: the only operations that run late, and the only ones that cross links.
+#include <algorithm>
 #include <cstring>
 
 #include "backend.h"
@@ -28,49 +29,53 @@ uint64_t checksum(const at::Tensor& t) {
   return sum;
 }
 
+// What is known of the host's end of a copy.
 struct HostSide {
-  bool pinned = false, watched = false, incoming = false;
-  void* data = nullptr;
-  uint64_t before = 0;  // checksum of a pinned source when the copy was issued
+  bool pinned = false, watched = false;
+  HostUse use{};
+  uint64_t before = 0;  // checksum of a watched source when the copy was issued
 };
 
 HostSide host_side(const at::Tensor& t, bool is_source, bool non_blocking) {
   HostSide side;
-  side.data = const_cast<void*>(t.const_data_ptr());
-  auto* range = find_pinned(side.data);
+  auto [lo, hi] = byte_range(t);
+  auto* base = static_cast<char*>(const_cast<void*>(t.storage().data()));
+  side.use = {base + lo, base + hi, !is_source};
+  auto* range = find_pinned(side.use.lo);
   side.pinned = range != nullptr;
   if (!side.pinned || !non_blocking) return side;
-  range->pending++;
-  side.incoming = !is_source;
-  range->incoming += side.incoming;
-  if (t.is_contiguous() && world().track && world().late) {
-    side.watched = is_source && !range->incoming;  // a device that still writes it is not the host
-    if (side.watched)
-      side.before = checksum(t);
-    else if (!is_source)
-      std::memset(side.data, 0xFF, t.nbytes());  // nobody may look before the copy has been waited for
+  bool shared = false, being_written = false;
+  for (auto& other : range->uses) {
+    if (other.lo >= side.use.hi || side.use.lo >= other.hi) continue;
+    shared = true;
+    being_written |= other.incoming;
   }
+  range->uses.push_back(side.use);
+  if (!t.is_contiguous() || !world().track || !world().late) return side;
+  side.watched = is_source && !being_written;  // else it changes by right before this copy runs
+  if (side.watched) side.before = checksum(t);
+  if (!is_source && !shared) std::memset(side.use.lo, 0xFF, t.nbytes());  // nobody may look before the copy has run
   return side;
 }
 
 void finish_host_side(const HostSide& side, const at::Tensor& t, StreamId id, int device) {
-  if (auto* range = find_pinned(side.data); range && range->pending) {
-    range->pending--;
-    range->incoming -= side.incoming;
+  if (auto* range = find_pinned(side.use.lo)) {
+    auto same = [&](const HostUse& u) { return u.lo == side.use.lo && u.hi == side.use.hi; };
+    auto it = std::find_if(range->uses.begin(), range->uses.end(), same);
+    if (it != range->uses.end()) range->uses.erase(it);
   }
   if (!side.watched || checksum(t) == side.before) return;
-  report({.kind = "host overwrite",
-          .op = "host write",
-          .other_op = "copy",
-          .device = device,
-          .lo = 0,
-          .hi = t.nbytes(),
-          .stream = id,
-          .other_stream = id,
-          .message = "host overwrite: pinned memory of " + std::to_string(t.nbytes()) +
-                     " bytes changed between the issue of its copy to device " + std::to_string(device) +
-                     " on stream " + std::to_string(id) + " and the copy itself"},
-         false);
+  Race race;
+  race.kind = "host overwrite";
+  race.op = "host write";
+  race.other_op = "copy";
+  race.device = device;
+  race.hi = t.nbytes();
+  race.stream = race.other_stream = id;
+  race.message = "host overwrite: pinned memory of " + std::to_string(race.hi) +
+                 " bytes changed between the issue of its copy to device " + std::to_string(device) + " on stream " +
+                 std::to_string(id) + " and the copy itself";
+  report(std::move(race), false);
 }
 
 void run_copy(at::Tensor& dst, const at::Tensor& src) {

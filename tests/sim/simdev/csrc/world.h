@@ -73,11 +73,16 @@ struct Memory {
   size_t allocations = 0, frees = 0, ooms = 0;
 };
 
+// A queued copy's use of pinned host memory.
+struct HostUse {
+  char *lo, *hi;
+  bool incoming;  // the device writes here
+};
+
 struct PinnedRange {
   size_t bytes = 0, locked = 0;  // asked for; really page-locked
   bool registered = false;       // by cudaHostRegister, as opposed to torch's pinned allocator
-  int pending = 0;               // queued copies that use it
-  int incoming = 0;              // of these, copies from a device into it
+  std::vector<HostUse> uses;     // copies that have not run yet
 };
 
 // Something that serves one request at a time in virtual time: a link or a device's compute units.
