@@ -36,13 +36,13 @@ def blocks_of(patcher: Any, step_seconds: float | None = None) -> list[Block]:
     family; with `step_seconds` the estimates add up to that.
     """
     listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
-    modules = modules_of(patcher)
+    modules, dynamic = modules_of(patcher), patcher.is_dynamic()
     holders = Counter(leaf.data_ptr() for module in modules.values() for leaf in _leaves(module) if leaf.nbytes)
     estimates = _estimates(modules, step_seconds)
     return [
         Block(
             name=name,
-            bytes=sum(stored_bytes(tensor) for _, _, tensor in own_tensors(module)),
+            bytes=sum(_bytes(module, tensor_name, tensor, dynamic) for _, tensor_name, tensor in own_tensors(module)),
             kind=type(module).__name__,
             order=estimates[name].order if name in estimates else None,
             compute=estimates[name].compute if name in estimates else 0.0,
@@ -50,6 +50,19 @@ def blocks_of(patcher: Any, step_seconds: float | None = None) -> list[Block]:
         )
         for name, module in modules.items()
     ]
+
+
+def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
+    """The type the user asked for. In a DynamicVRAM process a weight keeps the file's until the host casts it."""
+    wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
+    return wanted if wanted is not None and type(tensor) is torch.nn.Parameter else tensor.dtype
+
+
+def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bool) -> int:
+    """Stored bytes; of a dynamic model, what they will be once it is static and has the type asked for."""
+    if not dynamic:
+        return stored_bytes(tensor)
+    return stored_bytes(tensor) * wanted_dtype(module, name, tensor).itemsize // tensor.dtype.itemsize
 
 
 def _estimates(modules: dict[str, torch.nn.Module], step_seconds: float | None) -> dict[str, Block]:

@@ -10,7 +10,7 @@ from comfy.patcher_extension import CallbacksMP
 
 from ..errors import HostError
 from ..plan import CPU, DeviceBudget, DeviceId, Plan, Request, make_plan
-from .blocks import blocks_of
+from .blocks import blocks_of, wanted_dtype
 from .patcher import ATTACHMENT, ModelStates, Placed
 from .patches import static_patchers
 
@@ -55,12 +55,11 @@ def honour_dtypes(model: torch.nn.Module) -> None:
     """Cast weights to the type the user asked for: in a DynamicVRAM process a static load keeps the file's."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            wanted = getattr(module, f"{name}_comfy_model_dtype", None)
-            plain = type(parameter) is torch.nn.Parameter
-            if plain and parameter is not None and wanted not in (None, parameter.dtype):
-                with torch.inference_mode(False):
-                    cast = parameter.detach().to(wanted)
-                    module._parameters[name] = torch.nn.Parameter(cast, requires_grad=False)
+            if parameter is None or wanted_dtype(module, name, parameter) == parameter.dtype:
+                continue
+            with torch.inference_mode(False):
+                cast = parameter.detach().to(wanted_dtype(module, name, parameter))
+                module._parameters[name] = torch.nn.Parameter(cast, requires_grad=False)
 
 
 def plan_for(
