@@ -1,4 +1,4 @@
-"""One simulated backend per process: SIMDEV chooses it (`cuda`, the default, or `npu`; see simdev.install_from_text)."""
+"""One simulated backend per process. SIMDEV chooses it: `cuda`, the default, or `npu` (simdev.install_from_text)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built once, by one process, kept apart by everything that could change it; skipped clearly where there is no compiler."""
+"""Built once, by one process, kept apart by all that could change it; skipped clearly where there is no compiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def compiler(tmp_path, monkeypatch):
         'if [ "$1" = --version ]; then echo stand-in 1.0; exit; fi\n'
         f'echo call >> "{tmp_path}/calls"\n'
         "sleep 0.5\n"
-        'while [ $# -gt 1 ]; do if [ "$1" = -o ]; then echo half > "$2"; sleep 0.5; echo whole > "$2"; fi; shift; done\n'
+        'while [ "$1" != -o ]; do shift; done\n'
+        'echo half > "$2"; sleep 0.5; echo whole > "$2"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("CXX", str(script))
@@ -96,7 +97,17 @@ def inner_pytest(folder: Path, **environment: str) -> str:
     """Run two small tests with this folder's fixtures in a pytest of their own."""
     (folder / "conftest.py").write_text("from tests.sim.conftest import sim, simulated_world\n")
     (folder / "test_inner.py").write_text(INNER_TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", f"--rootdir={folder}", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-ra",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={folder}",
+        str(folder),
+    ]
     result = subprocess.run(
         command,
         cwd=folder,

@@ -127,7 +127,7 @@ def test_peer_access_per_pair(sim):
     ("peer", "non_blocking", "crossed"), [(True, False, 4000), (False, True, 4000), (False, False, 2000)]
 )
 def test_conversion_between_devices(sim, peer, non_blocking, crossed):
-    """The source converts, so the bytes of the wider target type cross; without peer access a blocking copy converts last."""
+    """The source converts, so the wider target type crosses; without peer access a blocking copy converts last."""
     zero, one = sim.device(0), sim.device(1)
     sim.peer_access(zero, one, peer)
     x = torch.randn(1000).bfloat16()

@@ -82,7 +82,7 @@ def test_fresh_memory_is_poisoned(sim):
 
 
 def test_freed_memory_is_poisoned(sim):
-    """A copy that was queued on a stream which the allocator was not told about reads what is there by then: garbage."""
+    """A copy queued on a stream which the allocator was not told about reads what is there by then: garbage."""
     module = torch.get_device_module(sim.kind)
     side = module.Stream(sim.device(0))
     x = torch.ones(4, device=sim.device(0))

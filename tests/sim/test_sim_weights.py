@@ -52,7 +52,7 @@ def test_parameters_that_point_into_an_arena(sim, dtype, mode):
 
 
 def test_where_parameter_data_may_point(sim):
-    """For CUDA `data` may cross to the CPU and take views made in inference mode; for PrivateUse1 (npu) torch refuses both."""
+    """On CUDA `data` may cross to the CPU and take views made in inference mode; on PrivateUse1 (npu) torch refuses."""
     layer = nn.Linear(4, 4, device=sim.device(0)).requires_grad_(False)
     arena = torch.zeros(64, dtype=torch.uint8, device=sim.device(0))
     with torch.inference_mode():
@@ -86,7 +86,9 @@ def test_quantised_bytes_travel_and_are_decoded_on_arrival(sim, quantised):
     values = torch.randn(16, 64)
     weight = nn.Parameter(quantised.quantise(values), requires_grad=False)
     expected = torch.from_numpy(
-        numpy.asarray(gguf.quants.dequantize(weight.data.as_subclass(torch.Tensor).numpy(), gguf.GGMLQuantizationType.Q8_0))
+        numpy.asarray(
+            gguf.quants.dequantize(weight.data.as_subclass(torch.Tensor).numpy(), gguf.GGMLQuantizationType.Q8_0)
+        )
     )
     assert weight.shape == (16, 64)
     resting = weight.to(sim.device(1))

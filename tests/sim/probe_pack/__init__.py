@@ -1,7 +1,7 @@
 """A custom node pack for tests: shows and sets the simulated devices of a ComfyUI process under `/simdev`.
 
-In a process without simulated devices (the reference run on the CPU) it makes ComfyUI choose the same number types as it
-chooses on a GPU, so that the results can be compared bit for bit.
+In a process without simulated devices (the reference run on the CPU) it makes ComfyUI choose number types as on a GPU,
+so that the results can be compared bit for bit.
 """
 
 import sys

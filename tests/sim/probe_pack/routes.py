@@ -20,7 +20,7 @@ def add_routes(world: Any) -> None:
 
     @routes.post("/simdev")
     async def change(request: web.Request) -> web.Response:
-        """Any of: reset (true), limit ({device: bytes}), sabotage (name, or null to undo). Answers with the state before."""
+        """Any of: reset (true), limit ({device: bytes}), sabotage (name, or null). Answers with the state before."""
         wanted = await request.json()
         before = _state(world)
         if wanted.get("reset"):

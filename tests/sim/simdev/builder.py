@@ -50,7 +50,7 @@ def build_key(kind: str, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
     parts = [kind, torch.__version__, sysconfig.get_config_var("EXT_SUFFIX"), compiler, version]
     digest = hashlib.sha256("\n".join(parts).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:20]
 

@@ -74,6 +74,7 @@ class DeviceApi:
             "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
             "is_bf16_supported": lambda including_emulation=True: True,
             "ipc_collect": lambda: None,
+            "_sleep": lambda cycles: None,  # queued copies are late anyway
         }
 
     def _memory(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ GiB = 1024**3
 KINDS = ("cuda", "npu")
 PRETENDED_CUDA = "12.8"
 CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-"""The CPU kernels behind the simulation do without matrix tiles (AMX): some sandboxes announce them and then trap their use."""
+"""The CPU kernels behind the simulation do without matrix tiles (AMX), which some sandboxes announce and then trap."""
 
 _installed: list[World] = []  # at most one: torch can be changed once per process
 
@@ -27,8 +27,8 @@ _installed: list[World] = []  # at most one: torch can be changed once per proce
 def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World:
     """Simulate `count` devices of `kind` in this process; `capacity` in bytes, one for all or one each.
 
-    Must run before anything asks torch about devices (so before ComfyUI is imported). Raises NoCompiler where there is no
-    compiler, RuntimeError where devices of this kind really exist or others are already simulated.
+    Must run before anything asks torch about devices (so before ComfyUI is imported). Raises NoCompiler where there is
+    no compiler, RuntimeError where CUDA devices really exist or others are already simulated.
     """
     if kind not in KINDS:
         raise ValueError(f"cannot simulate {kind!r}: use one of {', '.join(KINDS)}")
@@ -107,7 +107,7 @@ def _install_cuda() -> Any:
 
 
 class _CudaRuntime:
-    """The two functions of the CUDA runtime that torch.cuda.cudart() is used for here; they return its error numbers."""
+    """The functions of the CUDA runtime that torch.cuda.cudart() is used for here; they return its error numbers."""
 
     def __init__(self, native: Any) -> None:
         self._native = native

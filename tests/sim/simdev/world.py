@@ -24,7 +24,7 @@ class Copy(NamedTuple):
 class World:
     """The simulated machine of this process: devices named `kind:0`, `kind:1`, ... and the host, `cpu`.
 
-    Sizes are bytes, times are virtual seconds, rates are per second. A device is given by name, `torch.device` or number.
+    Sizes are bytes, times virtual seconds, rates per second. A device is given by name, `torch.device` or number.
     """
 
     def __init__(self, native: types.ModuleType, kind: str, capacities: Sequence[int]) -> None:

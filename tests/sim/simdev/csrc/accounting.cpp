@@ -99,8 +99,8 @@ void free_block(const std::shared_ptr<Block>& block) {
   give_back(block->device, block->bytes);
   world().blocks.erase(static_cast<char*>(block->data));
   check_free(*block);
-  // The allocator may hand the memory out again at once, except to copies that it was told about (record_stream) or that
-  // are ordered before any reuse (the stream of the allocation). Garbage makes every other late reader visible.
+  // The allocator may hand the memory out again at once, except to copies that it was told about (record_stream) or
+  // that are ordered before any reuse (the stream of the allocation). Garbage makes every other late reader visible.
   bool in_use = false, safe = true;
   for (auto& [id, count] : block->pending) {
     if (count == 0) continue;
@@ -172,8 +172,8 @@ void count_copy(const CopyRecord& record) {
   world().copy_log.push_back(record);
 }
 
-// Counters, peaks, limits, rates and flags as at start; memory in use and pinned memory stay. Runs what is queued first, so
-// that nothing from before can be late afterwards.
+// Counters, peaks, limits, rates and flags as at start; memory in use and pinned memory stay. Runs what is queued
+// first, so that nothing from before can be late afterwards.
 void reset() {
   auto& w = world();
   for (int d = 0; d < w.device_count; d++) sync_device(d);

@@ -1,6 +1,7 @@
 // One translation unit: torch's headers are parsed once, which is most of the build time.
 #include "accounting.cpp"
 #include "alias.cpp"
+#include "allocators.cpp"
 #include "bindings.cpp"
 #include "clock.cpp"
 #include "copy.cpp"

@@ -33,21 +33,48 @@ void bind_devices(py::module_& m) {
 }
 
 void bind_memory(py::module_& m) {
-  m.def("set_capacity", [](int d, size_t bytes) { Lock lock; world().memory[d].capacity = bytes; });
-  m.def("set_foreign", [](int d, size_t bytes) { Lock lock; world().memory[d].foreign = bytes; });
-  m.def("free_bytes", [](int d) { Lock lock; return free_bytes(d); });
-  m.def("empty_cache", [] { Lock lock; empty_cache(); });
+  m.def("set_capacity", [](int d, size_t bytes) {
+    Lock lock;
+    world().memory[d].capacity = bytes;
+  });
+  m.def("set_foreign", [](int d, size_t bytes) {
+    Lock lock;
+    world().memory[d].foreign = bytes;
+  });
+  m.def("free_bytes", [](int d) {
+    Lock lock;
+    return free_bytes(d);
+  });
+  m.def("empty_cache", [] {
+    Lock lock;
+    empty_cache();
+  });
   m.def("reset_peak", [](int d) { device_allocator().resetPeakStats(d); });
   m.def("memory", [](int device) {
     Lock lock;
     auto& s = world().memory[device];
-    return std::map<std::string, size_t>{{"capacity", s.capacity}, {"allocated", s.used}, {"reserved", s.reserved},
-                                         {"peak", s.peak}, {"peak_reserved", s.peak_reserved}, {"foreign", s.foreign},
-                                         {"allocations", s.allocations}, {"frees", s.frees}, {"ooms", s.ooms}};
+    return std::map<std::string, size_t>{{"capacity", s.capacity},
+                                         {"allocated", s.used},
+                                         {"reserved", s.reserved},
+                                         {"peak", s.peak},
+                                         {"peak_reserved", s.peak_reserved},
+                                         {"foreign", s.foreign},
+                                         {"allocations", s.allocations},
+                                         {"frees", s.frees},
+                                         {"ooms", s.ooms}};
   });
-  m.def("register_host", [](uintptr_t p, size_t bytes) { Lock lock; return register_host(reinterpret_cast<void*>(p), bytes); });
-  m.def("unregister_host", [](uintptr_t p) { Lock lock; return unregister_host(reinterpret_cast<void*>(p)); });
-  m.def("pinned_bytes", [] { Lock lock; return pinned_bytes(); });
+  m.def("register_host", [](uintptr_t p, size_t bytes) {
+    Lock lock;
+    return register_host(reinterpret_cast<void*>(p), bytes);
+  });
+  m.def("unregister_host", [](uintptr_t p) {
+    Lock lock;
+    return unregister_host(reinterpret_cast<void*>(p));
+  });
+  m.def("pinned_bytes", [] {
+    Lock lock;
+    return pinned_bytes();
+  });
 }
 
 void bind_links(py::module_& m) {
@@ -63,8 +90,14 @@ void bind_links(py::module_& m) {
     for (auto& c : world().copy_log) result.emplace_back(c.from, c.to, c.bytes, c.stream, c.non_blocking);
     return result;
   });
-  m.def("set_peer", [](int from, int to, bool allowed) { Lock lock; world().links[{from, to}].peer = allowed; });
-  m.def("peer", [](int from, int to) { Lock lock; return from != to && world().links[{from, to}].peer; });
+  m.def("set_peer", [](int from, int to, bool allowed) {
+    Lock lock;
+    world().links[{from, to}].peer = allowed;
+  });
+  m.def("peer", [](int from, int to) {
+    Lock lock;
+    return from != to && world().links[{from, to}].peer;
+  });
   m.def("set_bandwidth", [](int from, int to, double bandwidth, double pageable) {
     Lock lock;
     auto& link = world().links[{from, to}];
@@ -78,8 +111,14 @@ void bind_links(py::module_& m) {
     rate.bytes = bytes;
     rate.per_op = per_op;
   });
-  m.def("host_time", [] { Lock lock; return world().host_time; });
-  m.def("op_counts", [] { Lock lock; return world().op_counts; });
+  m.def("host_time", [] {
+    Lock lock;
+    return world().host_time;
+  });
+  m.def("op_counts", [] {
+    Lock lock;
+    return world().op_counts;
+  });
 }
 
 void bind_races(py::module_& m) {
@@ -95,12 +134,30 @@ void bind_races(py::module_& m) {
       .def_readonly("message", &Race::message)
       .def("__repr__", [](const Race& r) { return "Race(" + r.message + ")"; })
       .def("__str__", [](const Race& r) { return r.message; });
-  m.def("races", [] { Lock lock; return world().races; });
-  m.def("clear_races", [] { Lock lock; world().races.clear(); });
-  m.def("set_track", [](bool on) { Lock lock; world().track = on; });
-  m.def("set_strict", [](bool on) { Lock lock; world().strict = on; });
-  m.def("set_late", [](bool on) { Lock lock; world().late = on; });
-  m.def("reset", [] { Lock lock; reset(); });
+  m.def("races", [] {
+    Lock lock;
+    return world().races;
+  });
+  m.def("clear_races", [] {
+    Lock lock;
+    world().races.clear();
+  });
+  m.def("set_track", [](bool on) {
+    Lock lock;
+    world().track = on;
+  });
+  m.def("set_strict", [](bool on) {
+    Lock lock;
+    world().strict = on;
+  });
+  m.def("set_late", [](bool on) {
+    Lock lock;
+    world().late = on;
+  });
+  m.def("reset", [] {
+    Lock lock;
+    reset();
+  });
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ bool plain_bytes(const at::Tensor& a, const at::Tensor& b) {
 uint64_t checksum(const at::Tensor& t) {
   uint64_t sum = 14695981039346656037ull, word = 0;
   auto* p = static_cast<const char*>(t.const_data_ptr());
-  for (size_t n = t.nbytes(); n; ) {
+  for (size_t n = t.nbytes(); n;) {
     size_t step = std::min(n, sizeof word);
     std::memcpy(&word, p, step);
     sum = (sum ^ word) * 1099511628211ull;

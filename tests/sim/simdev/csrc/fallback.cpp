@@ -1,4 +1,5 @@
-// Every operator without a kernel of its own: check devices, note the accesses, run torch's CPU kernel over the same bytes.
+// Every operator without a kernel of its own: check devices, note the accesses, run torch's CPU kernel over the same
+// bytes.
 #include <set>
 
 #include "backend.h"
@@ -13,7 +14,8 @@ bool starts_with(const std::string& s, const char* prefix) {
 
 // Indexing accepts index tensors on the CPU, as real devices do.
 bool takes_cpu_indices(const std::string& name) {
-  static const std::set<std::string> names{"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_",
+  static const std::set<std::string> names{"aten::index",         "aten::index_put",
+                                           "aten::index_put_",    "aten::_index_put_impl_",
                                            "aten::_unsafe_index", "aten::_unsafe_index_put"};
   return names.count(name) > 0;
 }
@@ -109,8 +111,7 @@ class Call {
     if (is_view_) return;
     drain(stream_);
     clock_ = issue(stream_);
-    for (size_t i = 0; i < tensors_.size(); i++)
-      note_access(tensors_[i], writes_[i], stream_, clock_, schema_.name());
+    for (size_t i = 0; i < tensors_.size(); i++) note_access(tensors_[i], writes_[i], stream_, clock_, schema_.name());
   }
 
   void replace_arguments() {

@@ -1,5 +1,5 @@
-// Operators that cannot fall back: allocation, storage, streams; and those for which torch would otherwise choose another
-// algorithm than on the CPU, which would not be equal bit for bit.
+// Operators that cannot fall back: allocation, storage, streams; and those for which torch would otherwise choose
+// another algorithm than on the CPU, which would not be equal bit for bit.
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/native/DispatchStub.h>
@@ -51,7 +51,8 @@ at::Tensor& set_storage(at::Tensor& t, c10::Storage storage) {
 
 at::Tensor& set_nothing(at::Tensor& t) {
   c10::DeviceGuard guard(t.device());
-  c10::Storage none(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, &device_allocator(), true));
+  c10::Storage none(
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, &device_allocator(), true));
   return set_view(t, none, 0, {c10::SymInt(0)}, {});
 }
 
@@ -60,13 +61,13 @@ void record_stream(at::Tensor& t, c10::Stream s) {
 }
 
 int64_t attention_choice(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale,
-                         bool gqa) {
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool gqa) {
   Aliases aliases;
   bool masked = mask && mask->defined();
   auto cpu_mask = masked ? std::make_optional(aliases.to_cpu(*mask)) : std::nullopt;
-  auto choice =
-      at::_fused_sdp_choice(aliases.to_cpu(q), aliases.to_cpu(k), aliases.to_cpu(v), cpu_mask, dropout, causal, scale, gqa);
+  auto choice = at::_fused_sdp_choice(aliases.to_cpu(q), aliases.to_cpu(k), aliases.to_cpu(v), cpu_mask, dropout,
+                                      causal, scale, gqa);
 #ifdef SIMDEV_CUDA
   // CUDA's flash attention takes no mask; its efficient attention does.
   if (masked && choice == int64_t(at::SDPBackend::flash_attention)) return int64_t(at::SDPBackend::efficient_attention);
@@ -99,8 +100,8 @@ void register_kernels(torch::Library& m) {
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Storage_storage_offset", set_view);
   m.impl("record_stream", record_stream);
-  for (auto name : {"native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
-                    "convolution", "convolution_backward"})
+  for (auto name : {"native_layer_norm", "native_layer_norm_backward", "native_group_norm",
+                    "native_group_norm_backward", "convolution", "convolution_backward"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 

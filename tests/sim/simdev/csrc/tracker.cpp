@@ -41,8 +41,8 @@ void report(Race race, bool may_raise) {
   if (world().strict && may_raise) throw std::runtime_error("simulated device: " + message);
 }
 
-// One access of the operation with number `clock` on stream `id`. Forgets what can no longer race: accesses that the host
-// knows to be over, and accesses that this one covers and is ordered after.
+// One access of the operation with number `clock` on stream `id`. Forgets what can no longer race: accesses that the
+// host knows to be over, and accesses that this one covers and is ordered after.
 void touch(Block& block, size_t lo, size_t hi, bool write, StreamId id, uint64_t clock, const std::string& op) {
   if (!world().track || hi <= lo) return;
   const auto& seen = stream(id).seen;

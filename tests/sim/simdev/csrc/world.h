@@ -22,8 +22,9 @@ using VectorClock = std::map<StreamId, uint64_t>;
 using Task = std::function<void()>;
 using Link = std::pair<int, int>;  // (from, to); kHost stands for the host
 
-// Holds the one mutex of the simulation. Finished tasks may own Python objects, and dropping those needs the GIL, so they
-// are kept until the outermost Lock has let go of the mutex: a thread that holds the mutex never waits for the GIL.
+// Holds the one mutex of the simulation. Finished tasks may own Python objects, and dropping those needs the GIL, so
+// they are kept until the outermost Lock has let go of the mutex: a thread that holds the mutex never waits for the
+// GIL.
 class Lock {
  public:
   Lock();
