@@ -26,6 +26,25 @@ HOST_TABLES = 4096
 KIND = os.environ.get("SIMDEV") or "cpu"
 
 
+MARKS = {
+    "accelerator": "needs devices beside the CPU: runs on simulated ones",
+    "cuda": "needs the streams and peers of CUDA: runs on simulated ones",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, why in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {why}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what another process of the same suite runs."""
+    out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda"}
+    deselected = [item for item in items if any(out[name] for name in MARKS if item.get_closest_marker(name))]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in deselected]
+
+
 @pytest.fixture(scope="session")
 def world() -> simdev.World | None:
     if KIND == "cpu":

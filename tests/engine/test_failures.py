@@ -71,9 +71,8 @@ def test_a_step_that_breaks_off_and_then_unloading(studio: Studio, monkeypatch: 
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
+@pytest.mark.accelerator
 def test_out_of_memory_on_a_donor_while_placing(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a device whose memory runs out")
     model = studio.flux()
     stock = studio.latent(model)
     studio.unload()

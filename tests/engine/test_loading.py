@@ -82,9 +82,8 @@ def test_unloading_leaves_an_ordinary_model(studio: Studio) -> None:
     assert [key for key in before if before[key] != after[key]] == []
 
 
+@pytest.mark.accelerator
 def test_partial_unload_and_growing_back(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs an accelerator: on the CPU there is nowhere to unload to")
     zero = studio.accelerators[0]
     placed = studio.place(studio.flux())
     stock = studio.latent(placed)
@@ -99,10 +98,9 @@ def test_partial_unload_and_growing_back(studio: Studio) -> None:
     assert studio.resting(placed) == studio.planned(placed)
 
 
+@pytest.mark.accelerator
 def test_less_room_than_the_plan_wants(studio: Studio) -> None:
     """The host's budget is below the plan's share of the compute device: more is streamed, the picture is the same."""
-    if not studio.simulated:
-        pytest.skip("needs an accelerator: the host gives no budget on the CPU")
     model = studio.flux()
     stock = studio.latent(model)
     studio.unload()
@@ -137,9 +135,8 @@ def test_clone_of_a_clone_keeps_the_plan_after_its_parents_are_gone(studio: Stud
     assert studio.resting(grandchild) == studio.planned(grandchild)
 
 
+@pytest.mark.accelerator
 def test_deep_clone_for_another_device_has_no_plan(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a second device")
     model = studio.flux()
     stock = studio.latent(model)
     studio.unload()
@@ -149,9 +146,8 @@ def test_deep_clone_for_another_device_has_no_plan(studio: Studio) -> None:
     assert set(studio.resting(elsewhere)) == {studio.accelerators[1]}
 
 
+@pytest.mark.cuda
 def test_cfg_split_over_two_devices(studio: Studio) -> None:
-    if not studio.simulated or studio.kind != "cuda":
-        pytest.skip("needs a second device on which the host can split")
     from comfy.multigpu import create_multigpu_deepclones
 
     model, negative = studio.flux(), studio.conditions()
@@ -179,9 +175,8 @@ def test_the_model_goes_when_its_patchers_go(studio: Studio) -> None:
         assert studio.world.pinned_bytes() == 0
 
 
+@pytest.mark.accelerator
 def test_room_is_made_on_a_donor(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a donor device")
     import comfy.model_management as memory
 
     zero, one, _ = studio.accelerators
@@ -198,9 +193,8 @@ def test_room_is_made_on_a_donor(studio: Studio) -> None:
     assert studio.resting(bystander)["cpu"] > 0
 
 
+@pytest.mark.accelerator
 def test_two_models_share_a_donor_that_computes_for_a_third(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a donor device")
     zero, one, _ = studio.accelerators
     first, second, third = studio.flux(), studio.flux(), studio.flux()
     stock = studio.latent(first)
@@ -234,9 +228,8 @@ def test_no_host_function_is_replaced(studio: Studio) -> None:
     assert [name for name in before if before[name] is not after[name]] == []
 
 
+@pytest.mark.accelerator
 def test_a_placement_that_was_not_applied_is_an_error(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a second device")
     from multigpu.errors import PlacementNotApplied
     from multigpu.stream import residence
 

@@ -10,10 +10,7 @@ import torch
 from tests.engine.studio import Studio
 
 
-@pytest.fixture(autouse=True)
-def only_on_accelerators(studio: Studio) -> None:
-    if not studio.simulated:
-        pytest.skip("needs a device to stream to")
+pytestmark = pytest.mark.accelerator
 
 
 def links_of_steps(studio: Studio, placed: Any, steps: int) -> dict[str, int]:
@@ -48,10 +45,9 @@ def test_after_the_first_step_every_use_is_expected(studio: Studio) -> None:
     assert counters.unstaged == counters.foreign == 0
 
 
+@pytest.mark.cuda
 def test_a_removed_wait_is_seen(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward no longer waits for its copy: numbers go wrong and the race detector says so."""
-    if studio.kind != "cuda":
-        pytest.skip("one kind is enough to show that the detector would speak")
     model = studio.flux()
     stock = studio.latent(model)
     studio.unload()
@@ -80,9 +76,8 @@ def test_overwriting_ring_bytes_too_early_is_seen(studio: Studio, monkeypatch: p
     assert studio.world.take_races()
 
 
+@pytest.mark.cuda
 def test_donors_without_peer_access_go_through_ram(studio: Studio) -> None:
-    if studio.kind != "cuda":
-        pytest.skip("peer access is asked for on CUDA only")
     zero, one, two = studio.accelerators
     studio.world.peer_access(zero, one, False)
     studio.world.set_bandwidth(one, zero, 1e9)
@@ -102,10 +97,9 @@ def test_donors_without_peer_access_go_through_ram(studio: Studio) -> None:
     assert other == 3 * studio.planned(placed)[two]
 
 
+@pytest.mark.cuda
 def test_streaming_hides_behind_compute(studio: Studio) -> None:
     """By the simulator's clock: a step with a third of the bytes streamed takes little longer than a resident one."""
-    if studio.kind != "cuda":
-        pytest.skip("one kind is enough for a schedule")
     zero = studio.accelerators[0]
     model = studio.flux()
 

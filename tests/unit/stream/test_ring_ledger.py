@@ -51,7 +51,7 @@ def test_live_extents_never_overlap_and_fit(capacity: int, requests: list[tuple[
     for size, release in requests:
         extent = ring.reserve(size)
         if extent is not None:
-            assert 0 <= extent.start and extent.end <= capacity and extent.size == size
+            assert extent.start >= 0 and extent.end <= capacity and extent.size == size
             assert not any(extent.overlaps(other) for other in live)
             live.append(extent)
         else:
