@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from .errors import InputError
@@ -52,6 +53,17 @@ def read_request(mode: str, virtual_vram_gb: float, donor_device: str, expert_mo
     if mode == EXPERT:
         return parse_request(expert_mode_allocations)
     raise InputError(f"mode is {mode!r}; it can be {', '.join(MODES)}")
+
+
+def renamed(request: Request, name: Callable[[DeviceId], DeviceId]) -> Request:
+    """The request with every device that it names passed through `name`."""
+    if isinstance(request, Auto):
+        return request
+    compute = None if request.compute is None else name(request.compute)
+    if isinstance(request, VirtualVram):
+        return replace(request, donors=tuple(map(name, request.donors)), compute=compute)
+    parts = tuple(replace(part, device=None if part.device is None else name(part.device)) for part in request.parts)
+    return replace(request, parts=parts, compute=compute)
 
 
 def fitted(request: Request, compute: DeviceId) -> Request:

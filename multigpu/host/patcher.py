@@ -27,6 +27,7 @@ from ..units import format_bytes
 from .blocks import ROOT, modules_of
 from .marks import mark_loaded
 from .originals import FileOriginal, ModelFiles
+from .progress import LoadingBar
 
 log = logging.getLogger("multigpu")
 
@@ -38,7 +39,7 @@ Patches = tuple[Any, ...]
 
 @dataclass(slots=True)
 class ModelState:
-    """What is true of one model, whichever clone of its patcher asks."""
+    """What is true of one model on one compute device, whichever clone of its patcher asks."""
 
     residence: Residence
     patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
@@ -51,15 +52,23 @@ class ModelStates:
     """The states of all models that were ever placed and still live."""
 
     def __init__(self) -> None:
-        self._states: weakref.WeakKeyDictionary[torch.nn.Module, ModelState] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.device, ModelState]]
+        self._states = weakref.WeakKeyDictionary()
         self._classes: dict[type, type] = {}
 
     def of(self, patcher: Any) -> ModelState:
-        state = self._states.get(patcher.model)
-        if state is None or state.residence.compute != patcher.load_device:
-            state = self._states[patcher.model] = ModelState(Residence(patcher.load_device))
+        states = self._states.setdefault(patcher.model, {})
+        state = states.get(patcher.load_device)
+        if state is None:
+            state = states[patcher.load_device] = ModelState(Residence(patcher.load_device))
             weakref.finalize(patcher.model, state.residence.close).atexit = False
         return state
+
+    def leave_other_devices(self, patcher: Any) -> None:
+        """A model computes on one device at a time: end what was set up for it on others."""
+        for device, state in self._states.get(patcher.model, {}).items():
+            if device != patcher.load_device:
+                state.residence.leave()
 
     def placed_class(self, cls: type) -> type:
         """`cls` with placement mixed in; the same class each time."""
@@ -151,7 +160,7 @@ class PlacedPatcher:
             plan = spilled(placed.plan, excess)
             moved = not self._is_ours(state) or state.residence.plan != plan
             if moved:
-                self._place(placed, state, plan)
+                self._place(placed, state, plan, LoadingBar(plan.total_bytes))
             if moved or self.model.current_weight_patches_uuid != self.patches_uuid:
                 self._bake(state)
                 self._tell_host(state, plan)
@@ -190,11 +199,14 @@ class PlacedPatcher:
         """Whether the model is loaded by a plan and nobody else has moved it since."""
         return state.residence.intact() and bool(self.model.model_loaded_weight_memory == state.loaded_bytes)
 
-    def _place(self, placed: Placed, state: ModelState, plan: Plan) -> None:
+    def _place(
+        self, placed: Placed, state: ModelState, plan: Plan, progress: Callable[[int], None] = lambda count: None
+    ) -> None:
         if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
             self.unpatch_model(self.offload_device, unpatch_weights=True)
+        placed.states.leave_other_devices(self)
         self._make_room(plan)
-        state.residence.apply(plan, modules_of(self), poison=placed.poison)
+        state.residence.apply(plan, modules_of(self), progress, poison=placed.poison)
         prove(self.model, plan)
         log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
 

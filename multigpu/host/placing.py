@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from comfy import model_management
 
-from ..choice import DEFAULT_DEVICE, Choice, fitted
+from ..choice import DEFAULT_DEVICE, Choice, fitted, renamed
 from ..devices.inventory import Inventory
 from ..errors import HostIncompatible, UnknownDevice
 from ..lifecycle.policy import FLAG
-from ..plan import Auto, DeviceBudget, DeviceId, Plan, VirtualVram, explain, make_plan
+from ..plan import Auto, DeviceBudget, DeviceId, Plan, Request, VirtualVram, explain, make_plan
 from ..settings import Settings
 from ..stream.residence import torch_device
 from .blocks import blocks_of
@@ -70,8 +70,9 @@ class Placer:
         """
         self._need(Feature.PLACEMENT)
         part = part_of(component)
-        compute = self.device(choice.compute) or _named_compute(choice) or device_id(part.patcher.load_device)
-        plan = make_plan(fitted(choice.request, compute), blocks_of(part.patcher), self.budgets(), compute)
+        request = self.here(choice.request)
+        compute = self.device(choice.compute) or _named_compute(request) or device_id(part.patcher.load_device)
+        plan = make_plan(fitted(request, compute), blocks_of(part.patcher), self.budgets(), compute)
         patcher = self._patcher(part, plan, fresh)
         _say(part, plan, patcher)
         self.keep(patcher, choice.keep)
@@ -97,7 +98,7 @@ class Placer:
 
         `alone`: there is only the one. If weights are to leave, it is loaded as the static model that a plan needs.
         """
-        named = self.device(choice.compute) or _named_compute(choice)
+        named = self.device(choice.compute) or _named_compute(self.here(choice.request))
         compute = str(named or DEFAULT_DEVICE)
         leaves = not isinstance(choice.request, VirtualVram) or choice.request.bytes > 0
         first, *others = self.loaded_on(compute, partial(_static, load) if alone and leaves else load)
@@ -126,6 +127,10 @@ class Placer:
                 return place(patcher, plan, self.states)
         return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
 
+    def here(self, request: Request) -> Request:
+        """The request with the devices of this machine behind its names. Raises `UnknownDevice` with the list."""
+        return renamed(request, lambda device: self.inventory.resolve(str(device)))
+
     def budgets(self) -> list[DeviceBudget]:
         """The devices' memory for one plan: what is free, and what the host would free by unloading other models."""
         budgets = host_budgets([device.id for device in self.inventory.devices])
@@ -151,9 +156,9 @@ def _static(load: LoadFor, device: torch.device | None) -> tuple[Any, ...]:
     return components
 
 
-def _named_compute(choice: Choice) -> DeviceId | None:
+def _named_compute(request: Request) -> DeviceId | None:
     """The compute device that the request's own text names."""
-    return None if isinstance(choice.request, Auto) else choice.request.compute
+    return None if isinstance(request, Auto) else request.compute
 
 
 def _unloadable(device: DeviceId) -> int:

@@ -1,0 +1,71 @@
+"""What widgets say, translated: every word that means something, and a sentence for every one that does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from multigpu.choice import fitted, read_keep, read_request, renamed
+from multigpu.errors import AllocationSyntaxError, InputError
+from multigpu.plan import CPU, Auto, DeviceId, VirtualVram, format_request, parse_request
+
+ZERO, ONE = DeviceId("cuda", 0), DeviceId("cuda", 1)
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("default", "default"),
+        ("keep", "keep"),
+        ("eject", "eject"),
+        (True, "keep"),
+        (False, "eject"),
+        ("true", "keep"),
+        ("False", "eject"),
+        (" Keep ", "keep"),
+    ],
+)
+def test_keep_loaded(said: object, meant: str) -> None:
+    assert read_keep(said) == meant
+
+
+@pytest.mark.parametrize("said", ["perhaps", "", None, 1, 0.0, []])
+def test_what_keep_loaded_does_not_know(said: object) -> None:
+    with pytest.raises(InputError, match="keep_loaded is .*; it can be default, keep or eject"):
+        read_keep(said)
+
+
+def test_each_mode_reads_its_own_widgets_only() -> None:
+    assert read_request("auto", -1.0, "nonsense", "nonsense") == Auto()
+    assert read_request("virtual VRAM", 1.5, "cuda:1,cpu", "nonsense") == VirtualVram(3 * GIB // 2, (ONE, CPU))
+    assert read_request("expert", -1.0, "nonsense", "cuda:0,25%;cpu,75%") == parse_request("cuda:0,25%;cpu,75%")
+
+
+def test_what_means_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="mode is 'fast'; it can be auto, virtual VRAM, expert"):
+        read_request("fast", 4.0, "cpu", "")
+    with pytest.raises(AllocationSyntaxError, match="the allocation is empty"):
+        read_request("expert", 4.0, "cpu", "")
+
+
+def test_the_compute_device_is_no_donor() -> None:
+    both = VirtualVram(GIB, (ONE, CPU))
+    assert fitted(both, ONE) == VirtualVram(GIB, (CPU,))
+    assert fitted(both, ZERO) == both
+    assert fitted(VirtualVram(GIB, (CPU,)), CPU) == VirtualVram(0, (CPU,))
+    assert fitted(VirtualVram(GIB, (ONE,)), ONE) == VirtualVram(GIB, (ONE,)), "the planner refuses it with a sentence"
+    assert fitted(Auto(), ONE) == Auto()
+
+
+def test_devices_are_renamed_wherever_they_stand() -> None:
+    def name(device: DeviceId) -> DeviceId:
+        return DeviceId("cuda", device.index) if device.type == "gpu" else device
+
+    for text, meant in [
+        ("gpu:0,25%;gpu:1,*", "cuda:0,25%;cuda:1,*"),
+        ("#gpu:0;4;gpu:1,cpu", "#cuda:0;4;cuda:1,cpu"),
+        ("gpu:1,1gb;cpu,*#gpu:0", "cuda:1,1gb;cpu,*#cuda:0"),
+        ("0.5", "0.5"),
+        ("auto,3gb", "auto,3gb"),
+    ]:
+        assert format_request(renamed(parse_request(text), name)) == meant
