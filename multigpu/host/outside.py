@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def enter(tree: Path) -> None:
         sys.argv[1:] = [] if torch.accelerator.is_available() else ["--cpu"]
         comfy.options.enable_args_parsing()
         import comfy.cli_args
+
+        importlib.import_module("utils.install_util")  # before `nodes` puts another `utils` in front, as main.py does
     except ImportError as error:
         raise InputError(
             f"{sys.executable} lacks what ComfyUI needs ({error}); use the Python that runs ComfyUI"

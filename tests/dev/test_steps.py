@@ -19,6 +19,7 @@ from devtools.places import Places
 from devtools.problem import Problem
 from devtools.reports import Report, counts, read_junit
 from devtools.steps import Stamp, fingerprint, only_one, whole_folder
+from devtools.tasks import Task, TaskRunner
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
@@ -66,6 +67,7 @@ def test_one_at_a_time_and_a_dead_holder_lets_go(tmp_path: Path) -> None:
 from pathlib import Path
 import time
 from devtools.steps import only_one
+from devtools.tasks import Task, TaskRunner
 with only_one(Path({str(lock)!r}), lambda: None):
     print("held", flush=True)
     time.sleep(600)
@@ -122,7 +124,7 @@ def test_a_download_with_another_hash_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_host_of_the_table_can_be_found_by_version() -> None:
-    assert [find(host.version) for host in HOSTS] == list(HOSTS)
+    assert [find(host.version) for host in HOSTS] == list(HOSTS)  # so no version is there twice
     with pytest.raises(Problem, match=r"0\.24\.1, 0\.30\.0"):
         find("1.0")
 
@@ -156,3 +158,33 @@ def test_a_console_that_is_no_terminal_gets_plain_lines() -> None:
 def test_a_client_without_a_server_says_so() -> None:
     with pytest.raises(OSError, match="refused"):
         Client("http://127.0.0.1:9").get("/system_stats")
+
+
+def test_tasks_at_once_report_in_order_and_end_with_an_interruption(tmp_path: Path) -> None:
+    """Real tools: two that succeed, one that fails; and one that would sleep for ever."""
+    here = Places.here()
+
+    class Elsewhere(Places):
+        python = here.python
+
+    (tmp_path / "sleeper.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "failing.py").write_text("raise SystemExit(3)\n")
+    places, stream = Elsewhere(root=tmp_path, cache=tmp_path), io.StringIO()
+    runner = TaskRunner(places, Console(stream), expression=None)
+    (tmp_path / "test_one.py").write_text("def test_good():\n    pass\n\n\ndef test_bad():\n    assert False\n")
+    tasks = [Task("tests", ("pytest", "test_one.py")), Task("good", ("this",)), Task("bad", ("failing",))]
+    reports = runner.run(tasks, at_once=2)
+    assert [report.counts for report in reports] == [
+        "1 passed, 1 failed, 0 skipped", "1 passed, 0 failed, 0 skipped", "0 passed, 1 failed, 0 skipped",
+    ]  # fmt: skip
+    assert reports[0].failures == ["test_one::test_bad"] and reports[2].failures == ["failing ended with exit code 3"]
+    assert "assert False" in stream.getvalue() and "Beautiful is better than ugly." in stream.getvalue()
+
+    class Interrupted(Console):
+        def heading(self, text: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        TaskRunner(places, Interrupted(stream), None).run(
+            [Task("sleep", ("sleeper",)), Task("zen", ("this",))], at_once=2
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from devtools import models
-from devtools.hosts import HOSTS, Host
+from devtools.hosts import HOSTS, Host, find
 from devtools.places import Places
 from devtools.server import Server
 from tests.host.driver import Driver, spec_for
@@ -19,7 +20,11 @@ from tests.host.lifecycle import PACKS, Keeper, own_models
 StartHost = Callable[..., Driver]
 
 
-@pytest.fixture(scope="session", params=HOSTS, ids=lambda host: host.version)
+ROWS = [find(os.environ["MULTIGPU_HOST"])] if os.environ.get("MULTIGPU_HOST") else HOSTS
+"""Every host version, or the one that MULTIGPU_HOST names."""
+
+
+@pytest.fixture(scope="session", params=ROWS, ids=lambda host: host.version)
 def host(request: pytest.FixtureRequest) -> Host:
     """Every test that uses this, or a fixture that does, runs for every row of the table."""
     row: Host = request.param
@@ -32,20 +37,20 @@ def host(request: pytest.FixtureRequest) -> Host:
 @pytest.fixture(scope="session")
 def comfy(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """The shared server of a host version. Tests leave nothing loaded that another would stumble over."""
-    yield from _served(host, tmp_path_factory.mktemp(f"host-{host.version}"))
+    yield from served(host, tmp_path_factory.mktemp(f"host-{host.version}"))
 
 
 @pytest.fixture(scope="module")
 def untouched(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     """A server on which no test uses one of our nodes: what it shows is what the pack does by being there."""
-    yield from _served(host, tmp_path_factory.mktemp(f"untouched-{host.version}"))
+    yield from served(host, tmp_path_factory.mktemp(f"untouched-{host.version}"))
 
 
 @pytest.fixture(scope="session")
 def keeping(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
     """The server of the lifecycle tests, with models and a pack of their own."""
     base = tmp_path_factory.mktemp(f"keeping-{host.version}")
-    for driver in _served(host, base, packs=PACKS, models=own_models(base)):
+    for driver in served(host, base, packs=PACKS, models=own_models(base)):
         yield Keeper(driver.server)
 
 
@@ -62,7 +67,7 @@ def start_host(host: Host, tmp_path: Path) -> Iterator[StartHost]:
     started: list[Iterator[Driver]] = []
 
     def start(**changes: Any) -> Driver:
-        serving = _served(host, tmp_path / f"base-{len(started)}", **changes)
+        serving = served(host, tmp_path / f"base-{len(started)}", **changes)
         started.append(serving)
         return next(serving)
 
@@ -71,7 +76,7 @@ def start_host(host: Host, tmp_path: Path) -> Iterator[StartHost]:
         next(serving, None)
 
 
-def _served(host: Host, base: Path, **changes: Any) -> Iterator[Driver]:
+def served(host: Host, base: Path, **changes: Any) -> Iterator[Driver]:
     with Server(spec_for(host, base, Path(sys.executable), **changes)) as server:
         driver = Driver(server)
         yield driver

@@ -45,7 +45,7 @@ class FileOpens:
 
 @contextlib.contextmanager
 def watch(folder: Path) -> Iterator[FileOpens]:
-    """Watch the model files in `folder` and in its direct subfolders."""
+    """Watch the model files in `folder` and in its direct subfolders; one that no other process opens files in."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if handle < 0:

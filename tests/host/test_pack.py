@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from devtools import workflows
 from devtools.hosts import Host
 from devtools.places import Places
 from multigpu.host.surface import SURFACE
-from tests.host.conftest import StartHost
-from tests.host.driver import DEBUG_PACKS, Driver, tracebacks_of
+from tests.host.conftest import served
+from tests.host.driver import DEBUG_PACKS, PACK, Driver, tracebacks_of
 
 PATCHING_PACK = """
 import comfy.model_management
@@ -46,21 +49,34 @@ def test_the_host_is_untouched(untouched: Driver) -> None:
     assert untouched.log().count("[MultiGPU]") == 1, "a graph without our nodes has nothing to say about us"
 
 
-def test_what_the_checks_look_for_is_found(start_host: StartHost, tmp_path: Path) -> None:
-    """A pack that patches the host is named, with the functions it replaced; a traceback through a pack is seen."""
-    (tmp_path / "patching").mkdir()
-    (tmp_path / "patching" / "__init__.py").write_text(PATCHING_PACK)
-    (tmp_path / "failing").mkdir()
-    (tmp_path / "failing" / "__init__.py").write_text("from .inner import work\nwork()\n")
-    (tmp_path / "failing" / "inner.py").write_text("def work():\n    raise ValueError('on purpose')\n")
-    own = start_host(packs={name: tmp_path / name for name in ("patching", "failing")})
+@pytest.fixture(scope="module")
+def spoiled(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A server with a pack that patches the host, one that fails, and ours with a setting that means nothing."""
+    folder = tmp_path_factory.mktemp("spoiled")
+    for name, source in (("patching", PATCHING_PACK), ("failing", "from .inner import work\nwork()\n")):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(source)
+    (folder / "failing" / "inner.py").write_text("def work():\n    raise ValueError('on purpose')\n")
+    packs = {"patching": folder / "patching", "failing": folder / "failing", PACK: Places.here().root}
+    yield from served(host, folder / "base", packs=packs, environment={"MULTIGPU_LOG": "perhaps"})
 
-    found = {row["name"]: row["from"] for row in own.patched()}
+
+def test_a_pack_that_patches_the_host_is_named(spoiled: Driver) -> None:
+    """The checks above mean something: the functions that were replaced are found, and who did it."""
+    found = {row["name"]: row["from"] for row in spoiled.patched()}
     assert found.keys() == {"comfy.model_management.soft_empty_cache", "comfy.model_management.LoadedModel.is_dead"}
     assert all(Path(source).parent.name == "patching" for source in found.values())
-    (traceback,) = tracebacks_of("failing", own.log())
+
+
+def test_a_traceback_through_a_pack_is_seen(spoiled: Driver) -> None:
+    (traceback,) = tracebacks_of("failing", spoiled.log())
     assert traceback.endswith("ValueError: on purpose")
-    assert own.our_tracebacks() == []
+    assert spoiled.our_tracebacks() == []
+
+
+def test_a_setting_that_means_nothing_is_named(spoiled: Driver) -> None:
+    assert "MULTIGPU_LOG is 'perhaps'; it can be debug, info, warning, error" in spoiled.log()
+    assert "KSampler" in spoiled.client.get("/object_info")
 
 
 IMPORT_THE_SEAM = """
@@ -104,9 +120,3 @@ def test_every_symbol_of_the_surface_is_as_expected(comfy: Driver, host: Host) -
     assert result.returncode == 0, result.stdout + result.stderr
     assert expected in result.stdout
     assert all(f"  {symbol.name}\n      ok; {symbol.why}" in result.stdout for symbol in SURFACE)
-
-
-def test_a_setting_that_means_nothing_is_named(start_host: StartHost) -> None:
-    own = start_host(environment={"MULTIGPU_LOG": "perhaps"})
-    assert "MULTIGPU_LOG is 'perhaps'; it can be debug, info, warning, error" in own.log()
-    assert "KSampler" in own.client.get("/object_info")
