@@ -26,7 +26,8 @@ def set_keep_loaded(component: Any, keep: str | bool) -> None:
     """Say whether the model inside a component (MODEL, CLIP, VAE, ...) stays when memory is freed.
 
     `keep` is `default`, `keep` or `eject`; True is keep and False is eject. All patchers of one model share this: the
-    last call decides. Raises InputError for another word, or for a component without a model.
+    last word counts, but of two nodes in one prompt keep wins, and a node's `default` takes back only what that node
+    said. Raises InputError for another word, or for a component without a model.
     """
     current().free_flow.keep(component, Standing(read_keep(keep)))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from comfy_execution.utils import get_executing_context
+
 from ..errors import InputError
 from ..lifecycle.ledger import Ledger, Ports
-from ..lifecycle.policy import FLAG, Standing, flag_for
+from ..lifecycle.policy import FLAG, Said, Standing, flag_for, heed
 from .components import part_of
 from .file_stamps import stamps_of
 from .memory_view import standing
@@ -47,24 +50,39 @@ class Retention:
             is_clean=lambda patcher: not patcher.patches,
         )
         self.ledger = Ledger(ports)
+        self._said: weakref.WeakKeyDictionary[Any, Said] = weakref.WeakKeyDictionary()
 
     def set_standing(self, component: Any, wanted: Standing) -> None:
         """Flag, pin or let go of the model inside a component. Raises InputError when there is none in it.
 
-        The flag is on the model, which all of its clones share: the last call decides.
+        All clones of a model share this; see `heed` for what happens when nodes disagree.
         """
         patcher = part_of(component).patcher
-        model, flag = patcher.model, flag_for(wanted)
+        model = patcher.model
+        holds = self._heed(model, wanted)
+        flag = flag_for(holds)
         if flag is not None:
             setattr(model, FLAG, flag)
         elif hasattr(model, FLAG):
             delattr(model, FLAG)
-        if wanted is Standing.PINNED:
+        if holds is Standing.PINNED:
             self._let_go_of_predecessors(patcher)
             self.ledger.anchor(patcher, "keep_loaded", pinned=True)
             self.settle()
         elif self.ledger.release(model):
             log.info("[MultiGPU] %s is no longer kept", type(model).__name__)
+
+    def _heed(self, model: Any, wanted: Standing) -> Standing:
+        before = self._said.get(model)
+        if before is None or before.standing is not standing(model):  # someone set the attribute
+            before = Said(standing(model))
+        context = get_executing_context()
+        now = Said(wanted) if context is None else Said(wanted, context.node_id, context.prompt_id)
+        self._said[model] = heed(before, now)
+        holds = self._said[model].standing
+        if holds is not wanted and wanted is not Standing.UNMANAGED:
+            log.info("[MultiGPU] %s stays: another node of this workflow keeps it", type(model).__name__)
+        return holds
 
     def anchor(self, patcher: Any, reason: str) -> None:
         """Hold a patcher: until the user lets go if its model is pinned, otherwise for one cycle."""

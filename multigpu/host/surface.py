@@ -124,6 +124,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy_api.latest", "Caching.CacheValue", _L, "what it hands back", ("outputs", "ui")),
     Symbol("comfy_execution.cache_provider", "register_cache_provider", _L, "see CacheProvider", ("provider",)),
     Symbol("comfy_execution.cache_provider", "unregister_cache_provider", _L, "see CacheProvider", ("provider",)),
+    Symbol("comfy_execution.utils", "get_executing_context", _L, "which node says keep or eject"),
     Symbol("comfy.cli_args", "args", _L, "whether the executor's own cache watches the RAM"),
     Symbol("comfy.memory_management", "extra_ram_release", _L, "Free Memory: the executor's outputs during a prompt",
            ("target", "free_active")),

@@ -61,8 +61,10 @@ def cycle(keeper: Keeper, number: int) -> None:
 
 
 def footprint(keeper: Keeper) -> Footprint:
-    """Let go of everything, and look."""
-    keeper.forget()
+    """Eject everything, and look."""
+    keeper.run(workflow(0, "eject", "eject"))
+    keeper.free(unload_models=True, free_memory=True)
+    assert keeper.models() == []
     facts = keeper.memory()
     held = keeper.client.get("/lifecycle/held")
     return Footprint(facts["rss"], tuple(facts["threads"]), {key: n for key, n in held.items() if isinstance(n, int)})

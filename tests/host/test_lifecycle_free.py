@@ -195,6 +195,21 @@ def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
     assert keeper.objects()["Flux"][1] == kept
 
 
+@pytest.mark.parametrize("said", [("keep", "eject"), ("eject", "keep")])
+def test_two_loaders_that_are_alike_share_a_model_and_keep_wins(keeper: Keeper, said: tuple[str, str]) -> None:
+    workflow = flux(56, model=said[0])
+    workflow["other"] = {**workflow["model"]}
+    workflow["place_other"] = node("MultiGPUPlaceModel", model=["other", 0], keep_loaded=said[1])
+    other = {**workflow["sample"]["inputs"], "model": ["place_other", 0], "seed": 57}
+    workflow["other_sample"] = node("KSampler", **other)
+    workflow["decode"]["inputs"]["samples"] = ["blend", 0]
+    workflow["blend"] = node("LatentBlend", samples1=["sample", 0], samples2=["other_sample", 0], blend_factor=0.5)
+    keeper.run(workflow)
+    assert keeper.names() == ALL
+    keeper.free(**BOTH)
+    assert "Flux" in keeper.names()
+
+
 def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper) -> None:
     keeper.run(flux(52, vae="keep"))
     keeper.client.raw("/lifecycle/flag", {"model": "Flux", "flag": False})
