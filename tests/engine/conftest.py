@@ -17,6 +17,7 @@ import torch
 from devtools import models
 from devtools.hosts import NEWEST, find
 from devtools.places import Places
+from tests.engine.pack import Pack
 from tests.engine.studio import Studio
 from tests.sim import simdev
 
@@ -72,7 +73,7 @@ def loaded_host(world: simdev.World | None) -> str:
     comfy.options.enable_args_parsing()
     import folder_paths
 
-    for kind in ("checkpoints", "diffusion_models", "text_encoders", "vae", "loras"):
+    for kind in ("checkpoints", "controlnet", "diffusion_models", "text_encoders", "vae", "loras"):
         folder_paths.add_model_folder_path(kind, str(folder / kind))
     return str(folder)
 
@@ -98,3 +99,22 @@ def studio(loaded_host: str, world: simdev.World | None) -> Iterator[Studio]:
         assert world.pinned_bytes() == 0, "RAM is still pinned"
         left = {device: world.allocated(device) for device in studio.accelerators}
         assert max(left.values()) <= HOST_TABLES, f"memory is still allocated: {left}"
+
+
+@pytest.fixture(scope="session")
+def loaded_pack(loaded_host: str) -> Pack:
+    return Pack()
+
+
+@pytest.fixture
+def pack(loaded_pack: Pack, studio: Studio) -> Iterator[Pack]:
+    """Our nodes. Afterwards torch's current device, and the host's own answer, are what they were."""
+    import comfy.model_management as memory
+
+    import multigpu.api
+
+    answer, before = memory.get_torch_device, memory.get_torch_device()
+    yield loaded_pack
+    assert memory.get_torch_device is answer
+    assert memory.get_torch_device() == before
+    multigpu.api.clear_all_retention_anchors("test")

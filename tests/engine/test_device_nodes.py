@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from tests.engine.pack import Pack, decoded, resting, text
 from tests.engine.studio import Studio
 
 UNET = {"unet_name": "toy_flux.safetensors", "weight_dtype": "default"}
@@ -18,72 +19,9 @@ CHECKPOINT = {"ckpt_name": "toy_sd15.safetensors"}
 CONTROL = {"control_net_name": "toy_sd15_controlnet.safetensors"}
 
 
-class Pack:
-    """Our nodes, called as ComfyUI calls them."""
-
-    def __init__(self) -> None:
-        import nodes  # noqa: F401  the host's loaders
-
-        from multigpu.runtime import current
-
-        self.runtime = current()
-        self.nodes = {node.GET_SCHEMA().node_id: node for node in self.runtime.nodes()}
-
-    def run(self, node_id: str, **inputs: Any) -> tuple[Any, ...]:
-        return tuple(self.nodes[node_id].execute(**inputs).result)
-
-    def one(self, node_id: str, **inputs: Any) -> Any:
-        (component,) = self.run(node_id, **inputs)
-        return component
-
-
-@pytest.fixture(scope="module")
-def loaded_pack(loaded_host: str) -> Pack:
-    return Pack()
-
-
-@pytest.fixture
-def pack(loaded_pack: Pack, studio: Studio) -> Iterator[Pack]:
-    """Afterwards torch's current device, and the host's own answer, are what they were."""
-    import comfy.model_management as memory
-
-    answer, before = memory.get_torch_device, memory.get_torch_device()
-    yield loaded_pack
-    assert memory.get_torch_device is answer
-    assert memory.get_torch_device() == before
-    import multigpu.api
-
-    multigpu.api.clear_all_retention_anchors("test")
-
-
 def devices(studio: Studio) -> list[str]:
     """Another accelerator than the default one, where there is any, and the CPU."""
     return [*studio.accelerators[1:2], "cpu"]
-
-
-def patcher_of(component: Any) -> Any:
-    from multigpu.host.components import part_of
-
-    return part_of(component).patcher
-
-
-def resting(component: Any) -> dict[str, int]:
-    """Load a component as the host would, and count its bytes by device."""
-    import comfy.model_management as memory
-
-    from multigpu.stream.census import bytes_by_device
-
-    memory.load_models_gpu([patcher_of(component)])
-    return {str(device): count for device, count in bytes_by_device(patcher_of(component).model).items()}
-
-
-def text(clip: Any) -> torch.Tensor:
-    return clip.encode_from_tokens_scheduled(clip.tokenize("a house by the sea"))[0][0].cpu()
-
-
-def decoded(vae: Any, channels: int = 16) -> torch.Tensor:
-    latent = torch.randn(1, channels, 8, 8, generator=torch.Generator().manual_seed(5))
-    return vae.decode(latent).cpu()
 
 
 SPREADS = ["MultiGPU", "DisTorch2MultiGPU"]
