@@ -40,6 +40,7 @@ class TaskRunner:
         self._console = console
         self._expression = expression
         self._running: list[Guarded] = []
+        self._interrupted = False
         self._reports = places.dev / "reports"
 
     def run(self, tasks: Sequence[Task], at_once: int) -> list[Report]:
@@ -53,6 +54,7 @@ class TaskRunner:
                 for future in as_completed(futures):
                     self._tell(futures[future], future.result())
             except BaseException:
+                self._interrupted = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in list(self._running):
                     child.stop()
@@ -102,6 +104,6 @@ class TaskRunner:
         ) as child:
             self._running.append(child)
             try:
-                return child.wait()
+                return child.stop() if self._interrupted else child.wait()
             finally:
                 self._running.remove(child)
