@@ -124,6 +124,20 @@ def test_two_plans_and_none_for_one_model(studio: Studio) -> None:
     assert studio.resting(other) == studio.planned(other)
 
 
+@pytest.mark.accelerator
+def test_one_model_on_two_compute_devices_in_turn(studio: Studio) -> None:
+    zero, one, _ = studio.accelerators
+    model = studio.flux()
+    stock, patched = studio.latent(model), studio.latent(studio.lora(model, 0.6))
+    elsewhere = model.clone()
+    elsewhere.load_device = torch.device(one)
+    here, there = studio.place(model, f"{zero},40%;cpu,*"), studio.place(elsewhere, f"{one},30%;{zero},30%;cpu,*")
+    for placed in (here, there, here, there):
+        assert torch.equal(studio.latent(placed), stock)
+        assert studio.resting(placed) == studio.planned(placed)
+        assert torch.equal(studio.latent(studio.lora(placed, 0.6)), patched)
+
+
 def test_clone_of_a_clone_keeps_the_plan_after_its_parents_are_gone(studio: Studio) -> None:
     model = studio.flux()
     stock = studio.latent(model)

@@ -9,7 +9,6 @@ import torch
 
 from tests.engine.studio import Studio
 
-
 pytestmark = pytest.mark.accelerator
 
 

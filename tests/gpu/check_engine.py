@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from typing import Any
 
 import bench_host as host
@@ -96,11 +97,17 @@ def check_model(check: Checks, path: str, forward: host.Forward, dtype: torch.dt
             f"{plan.total_bytes / 1e9:.2f} GB",
         )
     patched = lora(placed, 0.7)
+    begin = time.perf_counter()
     host.load_on_device(patched)
+    on = time.perf_counter() - begin
     with_lora = forward(patched)
-    check(f"{name}: LoRA changes the picture", not torch.equal(with_lora, want))
+    grown = host.anonymous_bytes() - ram
+    check(f"{name}: LoRA changes the picture", not torch.equal(with_lora, want), f"applied in {on:.1f} s")
+    check(f"{name}: RAM with the LoRA", grown <= 1.1 * plan.total_bytes + 2.5e9, f"{grown / 1e9:.2f} GB")
+    begin = time.perf_counter()
     host.load_on_device(placed)
-    check(f"{name}: LoRA taken off exactly", torch.equal(forward(placed), want))
+    off = time.perf_counter() - begin
+    check(f"{name}: LoRA taken off exactly", torch.equal(forward(placed), want), f"taken off in {off:.1f} s")
     host.unload()
     host.load_on_device(patched)
     check(f"{name}: LoRA after unloading", torch.equal(forward(patched), with_lora))
