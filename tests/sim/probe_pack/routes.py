@@ -36,6 +36,7 @@ def _state(world: Any) -> dict[str, Any]:
     return {
         "kind": world.kind,
         "allocated": {device: world.allocated(device) for device in world.devices},
+        "reserved": {device: world.reserved(device) for device in world.devices},
         "peak": {device: world.peak(device) for device in world.devices},
         "moved": {f"{src} > {dst}": size for (src, dst), size in world.links().items()},
         "pinned_bytes": world.pinned_bytes(),

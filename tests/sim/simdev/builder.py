@@ -1,10 +1,14 @@
-"""Compile the backend with the compiler that is there, once per torch, compiler, variant and source."""
+"""Compile the backend with the compiler that is there, once per torch, compiler, variant and source.
+
+Imports no torch: a build needs to know only its version and where it is.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -15,8 +19,6 @@ import sysconfig
 import tempfile
 import types
 from collections.abc import Iterator
-
-import torch
 
 SOURCES = pathlib.Path(__file__).parent / "csrc"
 MODULE = "simdev_native"
@@ -48,7 +50,7 @@ def cache_directory() -> pathlib.Path:
 def build_key(kind: str, compiler: str) -> str:
     """Changes whenever the compiled module could."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
-    parts = [kind, torch.__version__, sysconfig.get_config_var("EXT_SUFFIX"), compiler, version]
+    parts = [kind, importlib.metadata.version("torch"), sysconfig.get_config_var("EXT_SUFFIX"), compiler, version]
     digest = hashlib.sha256("\n".join(parts).encode())
     for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -56,7 +58,9 @@ def build_key(kind: str, compiler: str) -> str:
 
 
 def compile_command(kind: str, compiler: str, output: pathlib.Path) -> list[str]:
-    root = pathlib.Path(torch.__file__).parent
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    root = pathlib.Path(torch.origin).parent
     includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     command = [compiler, "-std=c++20", "-O1", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={MODULE}"]
     command += VARIANT_FLAGS[kind]

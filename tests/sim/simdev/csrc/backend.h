@@ -1,6 +1,6 @@
 // What the torch-facing files share. SIMDEV_CUDA chooses which of torch's device types is simulated.
 #pragma once
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>

@@ -4,8 +4,9 @@
 
 #include "backend.h"
 
+namespace simdev {
+
 namespace py = pybind11;
-using namespace simdev;
 
 namespace {
 
@@ -162,9 +163,15 @@ void bind_races(py::module_& m) {
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+void bind(py::module_& m) {
   bind_devices(m);
   bind_memory(m);
   bind_links(m);
   bind_races(m);
+}
+
+}  // namespace simdev
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  simdev::bind(m);
 }

@@ -1,4 +1,7 @@
 // Copies: the only operations that run late, and the only ones that cross links.
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -82,7 +85,7 @@ void run_copy(at::Tensor& dst, const at::Tensor& src) {
   c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard no_python(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
-  at::InferenceMode inference;
+  c10::InferenceMode inference;
   dst.copy_(src);
 }
 

@@ -1,9 +1,14 @@
 // Operators that cannot fall back: allocation, storage, streams; and those for which torch would otherwise choose
 // another algorithm than on the CPU, which would not be equal bit for bit.
 #include <ATen/EmptyTensor.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/empty.h>
+#ifndef SIMDEV_CUDA
+#include <ATen/autocast_mode.h>
+#endif
 
 #include "backend.h"
 

@@ -1,0 +1,134 @@
+"""Keeping and ejecting on three simulated devices: what stays where, and that the memory is really free again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devtools.client import Workflow
+from devtools.hosts import HOSTS, Host
+from devtools.server import Server
+from tests.host.driver import spec_for
+from tests.host.lifecycle import BOTH, PACKS, Keeper, flux, own_models
+from tests.sim import simdev
+
+KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
+ZERO, ONE, TWO = (f"{KIND}:{index}" for index in range(3))
+HERE = Path(__file__).parent
+MODEL_BYTES, CLIP_BYTES = 38_000_000, 240_000_000
+"""A little less than the weights of the two models."""
+
+
+class Machine(Keeper):
+    def state(self) -> dict[str, Any]:
+        return dict(self.client.get("/simdev"))
+
+    def allocated(self, device: str) -> int:
+        return int(self.state()["allocated"].get(device, 0))
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    try:
+        simdev.build(KIND)
+    except simdev.NoCompiler as reason:
+        pytest.skip(str(reason))
+    host: Host = request.param
+    base = tmp_path_factory.mktemp(f"lifecycle-{host.version}")
+    spec = spec_for(
+        host,
+        base,
+        Path(sys.executable),
+        packs={**PACKS, "simdev_probe": HERE / "probe_pack"},
+        models=own_models(base),
+        runner=(str(HERE / "serve.py"),),
+        environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:3:6g"},
+        flags=("--use-pytorch-cross-attention",),
+    )
+    with Server(spec) as server:
+        machine = Machine(server)
+        yield machine
+        assert machine.our_tracebacks() == []
+
+
+@pytest.fixture
+def machine(serving: Machine) -> Iterator[Machine]:
+    serving.forget()
+    serving.client.post("/simdev", {"reset": True, "sabotage": None})
+    yield serving
+    races = serving.state()["races"]
+    assert not races, f"{len(races)} races, the first: {races[0]['message']}"
+
+
+def on_devices(seed: int, **wanted: tuple[str, str]) -> Workflow:
+    """The Flux workflow with parts placed: on_devices(1, model=("cuda:1", "keep"))."""
+    workflow = flux(seed, **{part: said for part, (_, said) in wanted.items()})
+    for part, (device, _) in wanted.items():
+        workflow[f"place_{part}"]["inputs"]["compute_device"] = device
+    return workflow
+
+
+def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Machine) -> None:
+    workflow = on_devices(91, model=(ONE, "keep"), clip=(TWO, "eject"))
+    picture = machine.draw(workflow)
+    before = machine.objects()
+    assert {row["model_class"]: row["load_device"] for row in machine.models()} == {
+        "Flux": ONE, "SD3ClipModel_": TWO, "TAESD": ZERO,
+    }  # fmt: skip
+    assert machine.allocated(ONE) > MODEL_BYTES and machine.allocated(TWO) > CLIP_BYTES
+    machine.free(**BOTH)
+    after = machine.objects()
+    assert after == {name: before[name] for name in ("Flux", "TAESD")}
+    assert machine.allocated(ONE) > MODEL_BYTES
+    assert machine.allocated(TWO) == 0
+    assert set(machine.state()["reserved"].values()) == set(machine.state()["allocated"].values()), "no cache is left"
+    assert machine.draw(workflow) == picture
+    assert machine.objects()["Flux"] == before["Flux"]
+
+
+def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) -> None:
+    """A placed model with weights on two donors: pinned it stays as it is placed, ejected it leaves all devices."""
+    workflow = flux(92, model="keep")
+    widgets = workflow["place_model"]["inputs"]
+    widgets |= {"compute_device": ZERO, "mode": "expert"}
+    widgets["expert_mode_allocations"] = f"{ZERO},30%;{ONE},40%;cpu,30%"
+    picture = machine.draw(workflow)
+    before = machine.objects()["Flux"]
+    share = machine.allocated(ONE)
+    assert share > 0.3 * MODEL_BYTES
+    machine.free(**BOTH)
+    assert machine.objects() == {"Flux": before}
+    assert machine.allocated(ONE) == share
+    assert machine.draw(workflow) == picture
+    widgets["keep_loaded"] = "eject"
+    machine.run(workflow)
+    machine.free(**BOTH)
+    machine.free(**BOTH)
+    machine.collect()
+    state = machine.state()
+    assert set(state["allocated"].values()) == {0}
+    assert state["pinned_bytes"] == 0, "no pinned page is left"
+    assert machine.models() == []
+
+
+def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
+    machine.run(on_devices(93, model=(ONE, "keep"), clip=(TWO, "keep")))
+    held = machine.state()
+    assert any(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO))
+    machine.client.post("/lifecycle/soft_empty", {})
+    cleared = machine.state()
+    assert cleared["reserved"] == cleared["allocated"]
+    assert cleared["allocated"][ONE] == held["allocated"][ONE], "what is in use stays"
+
+
+def test_a_model_on_the_cpu_leaves_too(machine: Machine) -> None:
+    """The host's own unload looks at accelerators alone."""
+    machine.run(on_devices(94, clip=("cpu", "eject"), model=(ZERO, "keep")))
+    assert "SD3ClipModel_" in machine.names()
+    machine.free(unload_models=True)
+    assert machine.names() == ["Flux", "TAESD"]
