@@ -3,4 +3,6 @@
 if __package__:
     from .multigpu.host.entry import comfy_entrypoint
 
-    __all__ = ["comfy_entrypoint"]
+    WEB_DIRECTORY = "./web"
+
+    __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]

@@ -72,6 +72,7 @@ def loaded_host(world: simdev.World | None) -> str:
 
     comfy.options.enable_args_parsing()
     import folder_paths
+    import utils.extra_config  # noqa: F401  as main.py does: `nodes` puts another `utils` on the path
 
     for kind in ("checkpoints", "controlnet", "diffusion_models", "text_encoders", "vae", "loras"):
         folder_paths.add_model_folder_path(kind, str(folder / kind))

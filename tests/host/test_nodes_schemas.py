@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from devtools.hosts import NEWEST, Host
+from scripts.help_pages import generated
 from tests.host import schemas
 from tests.host.driver import Driver
 
@@ -40,7 +44,7 @@ def test_they_are_deprecated_and_the_place_nodes_are_not(comfy: Driver) -> None:
 
 
 def test_ids_and_schemas_are_frozen(comfy: Driver) -> None:
-    """Changed on purpose? `python -m tests.golden.freeze` writes the file anew: look at the difference."""
+    """Changed on purpose? `python -m scripts.help_pages` writes the files anew: look at the difference."""
     assert {node_id: schemas.schema(info) for node_id, info in schemas.ours(comfy).items()} == FROZEN
 
 
@@ -51,3 +55,22 @@ def test_every_widget_has_a_tooltip_and_every_node_a_description(comfy: Driver) 
             for name, spec in section.items():
                 ours = name.endswith(("device", "virtual_vram_gb", "allocations", "models", "keep_loaded", "loras"))
                 assert not ours or node_id == "DeviceSelectorMultiGPU" or spec[1].get("tooltip"), f"{node_id} {name}"
+
+
+def test_help_pages_and_labels_are_those_of_the_schemas(comfy: Driver, host: Host) -> None:
+    """`python -m scripts.help_pages` writes them anew."""
+    if host != NEWEST:
+        pytest.skip("they are generated on the newest ComfyUI")
+    for path, content in generated(schemas.ours(comfy)).items():
+        assert path.read_text(encoding="utf-8") == content, path
+
+
+def test_the_host_serves_help_pages_labels_and_example_workflows(comfy: Driver) -> None:
+    page = comfy.client.raw("/extensions/multigpu/docs/MultiGPUPlaceModel.md").decode()
+    assert page.startswith("# Place Model\n")
+    labels = comfy.client.get("/i18n")
+    assert labels["zh"]["nodeDefs"]["MultiGPUPlaceModel"]["inputs"]["compute_device"]["name"] == "计算设备"
+    assert labels["de"]["nodeDefs"]["MultiGPUPlaceModel"]["display_name"] == "Modell platzieren"
+    assert set(comfy.client.get("/workflow_templates")["multigpu"]) == {
+        path.stem for path in (GOLDEN.parents[1] / "example_workflows").glob("*.json")
+    }

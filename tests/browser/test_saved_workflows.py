@@ -1,0 +1,103 @@
+"""Workflows of the archived pack, and our examples, opened in ComfyUI's real frontend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ARCHIVED: dict[str, Any] = json.loads((ROOT / "tests" / "golden" / "archived_2_6_core.json").read_text())["core"]
+EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
+SOCKETS = {"MODEL", "CLIP", "VAE"}
+
+OPEN = """async (workflow) => {
+    await window.app.loadGraphData(workflow);
+    const prompt = await window.app.graphToPrompt();
+    return {
+        nodes: window.app.graph._nodes.map(node => ({
+            type: node.type, missing: !window.LiteGraph.registered_node_types[node.type],
+            widgets: Object.fromEntries((node.widgets || []).map(widget => [widget.name, widget.value])),
+        })),
+        prompt: prompt.output,
+    };
+}"""
+
+
+def saved_widgets(node_id: str) -> dict[str, Any]:
+    """Widget values that no default has, in the order in which the archived pack saved them."""
+    values: dict[str, Any] = {}
+    for given in ARCHIVED[node_id]["inputs"]:
+        name, kind = given["name"], given["type"]
+        if kind in SOCKETS:
+            continue
+        if kind == "COMBO":
+            values[name] = "cuda:3" if name.endswith("device") else f"my {name}.safetensors"
+        elif kind == "FLOAT":
+            values[name] = given["default"] + 3.5
+        elif kind == "BOOLEAN":
+            values[name] = not given["default"]
+        else:
+            values[name] = "cuda:3,25%;cpu,75%"
+    return values
+
+
+def saved_workflow() -> dict[str, Any]:
+    nodes = []
+    for number, (node_id, archived) in enumerate(ARCHIVED.items(), 1):
+        nodes.append(
+            {
+                "id": number, "type": node_id, "pos": [0, number * 200], "size": [300, 150], "flags": {}, "order": 0,
+                "mode": 0, "properties": {"Node name for S&R": node_id},
+                "inputs": [
+                    {"name": given["name"], "type": given["type"], "link": None}
+                    for given in archived["inputs"] if given["type"] in SOCKETS
+                ],
+                "outputs": [{"name": kind, "type": kind, "links": []} for kind in archived["outputs"]],
+                "widgets_values": list(saved_widgets(node_id).values()),
+            }
+        )  # fmt: skip
+    return {
+        "last_node_id": len(nodes), "last_link_id": 0, "nodes": nodes, "links": [], "groups": [], "config": {},
+        "extra": {}, "version": 0.4,
+    }  # fmt: skip
+
+
+def test_an_archived_workflow_keeps_its_widget_values(page: Any) -> None:
+    opened = page.evaluate(OPEN, saved_workflow())
+    found = {node["type"]: node for node in opened["nodes"]}
+    assert found.keys() == ARCHIVED.keys()
+    for node_id in ARCHIVED:
+        assert not found[node_id]["missing"], f"{node_id} is not known to the frontend"
+        saved = saved_widgets(node_id)
+        kept = {name: found[node_id]["widgets"][name] for name in saved}
+        assert kept == saved, node_id
+        if "DisTorch2" in node_id:
+            assert found[node_id]["widgets"]["keep_loaded"] == "default"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_opens_and_means_what_its_widgets_say(page: Any, path: Path) -> None:
+    workflow = json.loads(path.read_text())
+    opened = page.evaluate(OPEN, workflow)
+    assert [node["type"] for node in opened["nodes"] if node["missing"] and node["type"] != "Note"] == []
+    for node in workflow["nodes"]:
+        if node["type"].startswith("MultiGPUPlace"):
+            inputs = opened["prompt"][str(node["id"])]["inputs"]
+            names = (
+                "compute_device",
+                "mode",
+                "virtual_vram_gb",
+                "donor_device",
+                "expert_mode_allocations",
+                "keep_loaded",
+            )
+            assert [inputs[name] for name in names] == node["widgets_values"]
+            assert isinstance(inputs[node["inputs"][0]["name"]], list), "its component is connected"
+
+
+def test_the_help_page_of_a_node_can_be_read(page: Any) -> None:
+    answer = page.request.get(page.url.rstrip("/") + "/extensions/multigpu/docs/MultiGPUPlaceModel.md")
+    assert answer.ok and "virtual VRAM" in answer.text()
