@@ -128,7 +128,7 @@ def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
 
 def test_a_model_on_the_cpu_leaves_too(machine: Machine) -> None:
     """The host's own unload looks at accelerators alone."""
-    machine.run(on_devices(94, clip=("cpu", "eject"), model=(ZERO, "keep")))
-    assert "SD3ClipModel_" in machine.names()
+    machine.run(on_devices(94, vae=("cpu", "eject"), model=(ZERO, "keep")))
+    assert {row["model_class"]: row["entry_device"] for row in machine.models()}["TAESD"] == "cpu"
     machine.free(unload_models=True)
-    assert machine.names() == ["Flux", "TAESD"]
+    assert machine.names() == ["Flux", "SD3ClipModel_"]
