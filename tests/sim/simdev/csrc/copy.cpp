@@ -101,14 +101,14 @@ void transfer(const at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
   Lock lock;
   StreamId id = current_stream(from != kHost ? from : to);
   bool host_link = from == kHost || to == kHost, peer = !host_link && from != to;
+  if (peer) wait_event(id, record_event(current_stream(to)));  // torch's barrier between the two current streams
+  auto clock = issue(id);
+  note_access(src, false, id, clock, "copy");  // may raise: before anything is counted
+  note_access(dst, true, id, clock, "copy");
+
+  if (from != to) count_copy({from, to, dst.nbytes(), id, non_blocking});
   HostSide side;
   if (host_link) side = host_side(from == kHost ? src : dst, from == kHost, non_blocking);
-  if (from != to) count_copy({from, to, dst.nbytes(), id, non_blocking});
-  if (peer) wait_event(id, record_event(current_stream(to)));  // torch's barrier between the two current streams
-
-  auto clock = issue(id);
-  note_access(src, false, id, clock, "copy");
-  note_access(dst, true, id, clock, "copy");
   bool pageable = host_link && !side.pinned;
   if (from == to)
     charge_compute(id, to, double(src.nbytes() + dst.nbytes()), 0);

@@ -27,20 +27,20 @@ bool reads_back(const std::string& name) {
   return names.count(name) > 0;
 }
 
-double product(const at::Tensor& t) {
+double elements(const at::Tensor& t) {
   return double(t.numel());
 }
 
 // Multiply-adds count as two. Shapes only; 0 for operators that are bound by memory.
 double flops_of(const std::string& name, const std::vector<at::Tensor>& in, const std::vector<at::Tensor>& out) {
-  auto matmul = [](const at::Tensor& a, const at::Tensor& b) { return 2 * product(a) * double(b.size(-1)); };
+  auto matmul = [](const at::Tensor& a, const at::Tensor& b) { return 2 * elements(a) * double(b.size(-1)); };
   if (name == "aten::mm" || name == "aten::bmm" || name == "aten::_scaled_mm") return matmul(in[0], in[1]);
   if (name == "aten::addmm" || name == "aten::baddbmm") return matmul(in[1], in[2]);
-  if (name == "aten::linear") return 2 * product(in[0]) * double(in[1].size(0));
+  if (name == "aten::linear") return 2 * elements(in[0]) * double(in[1].size(0));
   if (name == "aten::convolution")
-    return 2 * product(out[0]) * product(in[1]) / double(std::max<int64_t>(in[1].size(0), 1));
+    return 2 * elements(out[0]) * elements(in[1]) / double(std::max<int64_t>(in[1].size(0), 1));
   if (starts_with(name, "aten::_scaled_dot_product_"))
-    return 2 * product(in[0]) * double(in[1].size(-2)) * 2;  // queries x keys, then weights x values
+    return 2 * elements(in[0]) * double(in[1].size(-2)) * 2;  // queries x keys, then weights x values
   return 0;
 }
 
