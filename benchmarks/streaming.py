@@ -52,8 +52,8 @@ def ours(
     ring: int | None,
     want: torch.Tensor,
     baseline: dict[str, int],
+    states: Any,
 ) -> dict[str, Any]:
-    from multigpu.host.patcher import ModelStates
     from multigpu.host.placement import host_budgets, place, plan_for
     from multigpu.plan import CPU, DeviceBudget, DeviceId, parse_request
 
@@ -65,7 +65,7 @@ def ours(
     plan = plan_for(
         patcher, parse_request(f"cuda:0,{100 - percent}%;cpu,*"), budgets, ring_bytes=ring, step_seconds=resident
     )
-    placed = place(patcher, plan, ModelStates())
+    placed = place(patcher, plan, states)
     torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     host.load_on_device(placed)
@@ -153,10 +153,13 @@ def main() -> None:
         flush=True,
     )
     core = host.load(path, dtype) if options.core else None  # of its own: what was placed once rests in other memory
+    from multigpu.host.patcher import ModelStates
+
+    states = ModelStates()
     rows: list[dict[str, Any]] = []
     for percent in options.streamed:
         rows.append(
-            ours(patcher, forward, percent, link, resident, options.ring and options.ring << 20, want, baseline)
+            ours(patcher, forward, percent, link, resident, options.ring and options.ring << 20, want, baseline, states)
         )
         if options.core:
             rows.append((core_dynamic if options.dynamic else core_static)(core, forward, percent))

@@ -68,7 +68,7 @@ class ModelStates:
         """A model computes on one device at a time: end what was set up for it on others."""
         for device, state in self._states.get(patcher.model, {}).items():
             if device != patcher.load_device:
-                state.residence.leave()
+                state.residence.forget()
 
     def placed_class(self, cls: type) -> type:
         """`cls` with placement mixed in; the same class each time."""
@@ -113,7 +113,7 @@ class PlacedPatcher:
         super().__del__()  # type: ignore[misc]
         placed = self.placed
         if placed is not None and all(other is self for other in placed.states.of(self).patchers):
-            placed.states.of(self).residence.leave()
+            placed.states.of(self).residence.forget()
 
     def model_size(self) -> int:
         placed = self.placed

@@ -111,7 +111,10 @@ class Residence:
         self._settle()
 
     def leave(self) -> None:
-        """Stop streaming and unpin. Bytes on donors go to RAM; those in RAM and on the compute device stay there."""
+        """Stop streaming and unpin. Bytes on donors go to RAM; those in RAM and on the compute device stay there.
+
+        Blocks that rest in RAM are remembered: a later `apply` finds them at home.
+        """
         self._stop_streaming()
         self.plan = None
         for block, homed in [*self._homed.items()]:
@@ -120,6 +123,12 @@ class Residence:
                 move(homed.module, RAM)
             if not ours or homed.device != RAM:
                 del self._homed[block]
+
+    def forget(self) -> None:
+        """Leave, and remember nothing: the memory lives on only as far as the model's tensors are in it."""
+        self.leave()
+        self._homed.clear()
+        self._arenas.clear()
 
     def close(self) -> None:
         """The model is gone: give everything back."""
