@@ -11,9 +11,14 @@ class Pack:
     """Our nodes, called as ComfyUI calls them."""
 
     def __init__(self) -> None:
-        import nodes  # noqa: F401  the host's loaders
+        import nodes
+        from comfy_extras.nodes_hidream import QuadrupleCLIPLoader
+        from comfy_extras.nodes_sd3 import TripleCLIPLoader
 
         from multigpu.runtime import current
+
+        for extra in (TripleCLIPLoader, QuadrupleCLIPLoader):  # the server loads them with its other extras
+            nodes.NODE_CLASS_MAPPINGS[extra.__name__] = extra
 
         self.runtime = current()
         self.nodes = {node.GET_SCHEMA().node_id: node for node in self.runtime.nodes()}
@@ -49,3 +54,20 @@ def text(clip: Any) -> torch.Tensor:
 def decoded(vae: Any, channels: int = 16) -> torch.Tensor:
     latent = torch.randn(1, channels, 8, 8, generator=torch.Generator().manual_seed(5))
     return vae.decode(latent).cpu()
+
+
+def small_vision() -> Any:
+    """A CLIP vision model of a few kilobytes; the files that the host recognises have hundreds of megabytes."""
+    from comfy.clip_vision import ClipVisionModel
+
+    small = {
+        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "image_size": 32,
+        "patch_size": 8, "num_channels": 3, "projection_dim": 32, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
+        "model_type": "clip_vision_model",
+    }  # fmt: skip
+    vision = ClipVisionModel(small)
+    random = torch.Generator().manual_seed(1)
+    vision.load_sd(
+        {k: torch.randn(v.shape, generator=random) / 8 for k, v in vision.get_sd().items() if "ids" not in k}
+    )
+    return vision

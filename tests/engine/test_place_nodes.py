@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.pack import Pack, decoded, patcher_of, resting, text
+from tests.engine.pack import Pack, decoded, patcher_of, resting, small_vision, text
 from tests.engine.studio import Studio
 
 CONTROL = {"control_net_name": "toy_sd15_controlnet.safetensors"}
@@ -102,18 +102,8 @@ def test_a_controlnet_runs_on_another_device_than_the_model(studio: Studio, pack
 
 
 def test_a_clip_vision_model_is_placed(studio: Studio, pack: Pack) -> None:
-    from comfy.clip_vision import ClipVisionModel
-
-    small = {
-        "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 3, "image_size": 32,
-        "patch_size": 8, "num_channels": 3, "projection_dim": 32, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
-        "model_type": "clip_vision_model",
-    }  # fmt: skip
-    vision = ClipVisionModel(small)
+    vision = small_vision()
     random = torch.Generator().manual_seed(1)
-    vision.load_sd(
-        {k: torch.randn(v.shape, generator=random) / 8 for k, v in vision.get_sd().items() if "ids" not in k}
-    )
     image = torch.rand(1, 32, 32, 3, generator=random)
     stock = vision.encode_image(image)["image_embeds"].cpu()
     placed = pack.one("MultiGPUPlaceCLIPVision", clip_vision=vision, compute_device=other(studio))
