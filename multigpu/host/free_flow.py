@@ -146,6 +146,7 @@ class FreeFlow:
         return ours or bool(self.retention.ledger.retained_models())
 
     def _retain(self, decision: Decision[Any]) -> None:
+        self.retention.reconcile()
         for entry in decision.stay:
             self.retention.anchor(base_of(entry.model), "keep_loaded")
         for entry in decision.anchor:

@@ -103,8 +103,15 @@ class Retention:
         """The living models that the user pinned, as far as we saw them."""
         return [model for model in self.ledger.known_models() if standing(model) is Standing.PINNED]
 
+    def reconcile(self) -> None:
+        """Let go of models that were pinned and are not any more: others may change the attribute."""
+        for anchor in self.ledger.anchors():
+            if anchor.pinned and standing(anchor.patcher.model) is not Standing.PINNED:
+                self.ledger.release(anchor.patcher.model)
+
     def settle(self, for_this_cycle: Sequence[Any] = ()) -> None:
         """Hold what is pinned, and the given models."""
+        self.reconcile()
         self.ledger.settle([*self.pinned(), *for_this_cycle])
 
     def load_once(self, key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:

@@ -14,12 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from devtools.client import Workflow
 from devtools.hosts import HOSTS, NEWEST
 from devtools.server import Server
-from devtools.workflows import node
 from tests.host.driver import spec_for
-from tests.host.lifecycle import PACKS, Keeper, flux, own_models
+from tests.host.lifecycle import PACKS, Keeper, own_models, short
 
 WARM = 20
 """Cycles until caches and pools have the size they keep."""
@@ -37,19 +35,11 @@ class Footprint:
     lists: dict[str, int]
 
 
-def workflow(seed: int, model: object, vae: object) -> Workflow:
-    """The Flux workflow without a text encoder."""
-    made = flux(seed, model=model, vae=vae)
-    made["positive"] = made["negative"] = node("TestConditioning")
-    del made["clip"]
-    return made
-
-
 def cycle(keeper: Keeper, number: int) -> None:
     """Load, sample and free, by chance but the same for every run; checks the table for the model each time."""
     chance = random.Random(number)
     model, vae = chance.choice(SAID), chance.choice(SAID)
-    assert keeper.run(workflow(number, model, vae)).images
+    assert keeper.run(short(number, model=model, vae=vae)).images
     asked = chance.choice(FREES)
     keeper.free(**asked)
     names = keeper.names()
@@ -62,7 +52,7 @@ def cycle(keeper: Keeper, number: int) -> None:
 
 def footprint(keeper: Keeper) -> Footprint:
     """Eject everything, and look."""
-    keeper.run(workflow(0, "eject", "eject"))
+    keeper.run(short(0, model="eject", vae="eject"))
     keeper.free(unload_models=True, free_memory=True)
     assert keeper.models() == []
     facts = keeper.memory()

@@ -9,7 +9,7 @@ import pytest
 from devtools.client import PromptFailed
 from devtools.workflows import node
 from tests.host import file_opens
-from tests.host.lifecycle import BOTH, CLASSES, FILES, Keeper, flux
+from tests.host.lifecycle import BOTH, CLASSES, FILES, Keeper, flux, short
 
 MiB = 2**20
 ALL = sorted(CLASSES.values())
@@ -45,7 +45,7 @@ def test_flagged_leaves_and_pinned_are_used_again(keeper: Keeper, leaving: str) 
 @linux
 def test_nothing_is_ejected_when_all_are_pinned(keeper: Keeper) -> None:
     """Ten presses: every model is the same object, no file is opened, what the executor remembered is gone."""
-    workflow = flux(42, model="keep", clip="keep", vae="keep")
+    workflow = short(42, model="keep", vae="keep")
     picture = keeper.draw(workflow)
     before = keeper.objects()
     with file_opens.watch(keeper.server.spec.models) as opens:
@@ -57,7 +57,7 @@ def test_nothing_is_ejected_when_all_are_pinned(keeper: Keeper) -> None:
         assert opens.take() == {}
     assert keeper.objects() == before
     assert keeper.draw(workflow) == picture
-    assert keeper.held() == ALL
+    assert keeper.held() == ["Flux", "TAESD"]
 
 
 @linux
@@ -77,7 +77,7 @@ def test_unmanaged_models_stay_for_one_cycle(keeper: Keeper) -> None:
 
 @linux
 def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> None:
-    workflow = flux(44, model="eject")
+    workflow = short(44, model="eject")
     picture = keeper.draw(workflow)
     before = keeper.objects()
     keeper.free(**BOTH)
@@ -85,12 +85,12 @@ def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> No
         assert keeper.draw(workflow) == picture
         assert set(opens.take()) == {FILES["model"]}
     after = keeper.objects()
-    assert {name for name in ALL if after[name] == before[name]} == {"SD3ClipModel_", "TAESD"}
+    assert {name: after[name] == before[name] for name in after} == {"Flux": False, "TAESD": True}
     assert keeper.held() == [], "the executor owns them again"
 
 
 def test_pinned_stays_and_unmanaged_goes(keeper: Keeper) -> None:
-    keeper.run(flux(45, model="keep"))
+    keeper.run(short(45, model="keep"))
     before = keeper.objects()
     keeper.free(**BOTH)
     assert keeper.objects() == {"Flux": before["Flux"]}
@@ -98,15 +98,15 @@ def test_pinned_stays_and_unmanaged_goes(keeper: Keeper) -> None:
 
 
 def test_out_of_memory_takes_everything_and_the_next_prompt_works(keeper: Keeper) -> None:
-    picture = keeper.draw(flux(146))
+    picture = keeper.draw(short(146))
     with pytest.raises(PromptFailed, match="OutOfMemoryError: on purpose"):
-        keeper.run(flux(46, model="keep", clip="keep", vae="eject", after="TestExhaust"))
+        keeper.run(short(46, model="keep", vae="eject", after="TestExhaust"))
     assert keeper.models() == []
     keeper.free(free_memory=True)
-    assert keeper.draw(flux(146, model="keep", clip="keep", vae="eject")) == picture
-    assert keeper.names() == ALL
+    assert keeper.draw(short(146, model="keep", vae="eject")) == picture
+    assert keeper.names() == ["Flux", "TAESD"]
     keeper.free(**BOTH)
-    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+    assert keeper.names() == ["Flux"]
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,12 +122,12 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("asked", BODIES)
 def test_every_way_to_free_takes_the_same_path(keeper: Keeper, asked: str) -> None:
     path, body = BODIES[asked]
-    workflow = flux(47, model="keep", clip="eject")
+    workflow = short(47, model="keep", vae="eject")
     keeper.run(workflow)
     with keeper.said() as lines:
         keeper.client.raw(path, body)
         keeper.wait_idle()
-    assert keeper.names() == ["Flux", "TAESD"]
+    assert keeper.names() == ["Flux"]
     steps = [tag for _, tag in keeper.tags()[-4:]]
     assert steps == ["pre-unload", "post-unload", "post-reset", "post-gc"]
     assert sum("some flagged: 1 unloaded" in line for line in lines) == 1
@@ -136,7 +136,7 @@ def test_every_way_to_free_takes_the_same_path(keeper: Keeper, asked: str) -> No
 
 
 def test_nothing_asked_is_nothing_done(keeper: Keeper) -> None:
-    keeper.run(flux(48, model="keep", clip="eject"))
+    keeper.run(short(48, model="keep", vae="eject"))
     before = keeper.objects()
     keeper.client.raw("/free", {"unload_models": False, "free_memory": False})
     keeper.wait_idle()
@@ -146,39 +146,39 @@ def test_nothing_asked_is_nothing_done(keeper: Keeper) -> None:
 
 def test_free_waits_for_the_prompt_that_runs(keeper: Keeper) -> None:
     keeper.client.raw("/lifecycle/gate", {"open": False})
-    prompt = keeper.client.submit(flux(49, model="eject", vae="keep", after="TestWait"))
+    prompt = keeper.client.submit(short(49, model="eject", vae="keep", after="TestWait"))
     keeper.wait_for("/lifecycle/waiting")
-    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+    assert keeper.names() == ["Flux"]
     keeper.client.free(**BOTH)
     keeper.client.raw("/free", {"unload_models": True})
-    assert keeper.names() == ["Flux", "SD3ClipModel_"], "a prompt runs"
+    assert keeper.names() == ["Flux"], "a prompt runs"
     keeper.client.raw("/lifecycle/gate", {"open": True})
     assert keeper.client.finish(prompt).images
     keeper.wait_idle()
-    assert keeper.names() == ["SD3ClipModel_", "TAESD"]
+    assert keeper.names() == ["TAESD"]
 
 
 def test_keep_loaded_is_changed_by_running_the_node_again(keeper: Keeper) -> None:
-    keeper.run(flux(50, model="keep"))
+    keeper.run(short(50, model="keep"))
     before = keeper.objects()
-    keeper.run(flux(50, model="default"))
+    keeper.run(short(50, model="default"))
     assert keeper.objects() == before | {"Flux": (keeper.objects()["Flux"][0], before["Flux"][1])}, "the same model"
     assert keeper.held() == []
-    keeper.run(flux(50, model="eject"))
+    keeper.run(short(50, model="eject"))
     keeper.free(**BOTH)
-    assert keeper.names() == ["SD3ClipModel_", "TAESD"]
+    assert keeper.names() == ["TAESD"]
     keeper.free(**BOTH)
-    keeper.run(flux(50, model=True))
+    keeper.run(short(50, model=True))
     keeper.free(**BOTH)
     assert keeper.names() == ["Flux"]
-    keeper.run(flux(50, model="default"))
+    keeper.run(short(50, model="default"))
     keeper.free(**BOTH)
     assert keeper.models() == []
 
 
 def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
     """Each made a model of its own, so one leaves and one stays."""
-    workflow = flux(51, model="keep")
+    workflow = short(51, model="keep")
     workflow["other"] = node("UNETLoader", unet_name="toy_flux.safetensors", weight_dtype="fp8_e4m3fn")
     workflow["place_other"] = node("MultiGPUPlaceModel", model=["other", 0], keep_loaded="eject")
     other = {
@@ -189,15 +189,15 @@ def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
     workflow["other_save"] = node("SaveImage", images=["other_decode", 0], filename_prefix="other")
     keeper.run(workflow)
     (kept,) = [row["model_id"] for row in keeper.models() if row["flag"] is False]
-    assert keeper.names() == ["Flux", *ALL]
+    assert keeper.names() == ["Flux", "Flux", "TAESD"]
     keeper.free(**BOTH)
-    assert keeper.names() == ALL
+    assert keeper.names() == ["Flux", "TAESD"]
     assert keeper.objects()["Flux"][1] == kept
 
 
 @pytest.mark.parametrize("said", [("keep", "eject"), ("eject", "keep")])
 def test_two_loaders_that_are_alike_share_a_model_and_keep_wins(keeper: Keeper, said: tuple[str, str]) -> None:
-    workflow = flux(56, model=said[0])
+    workflow = short(56, model=said[0])
     workflow["other"] = {**workflow["model"]}
     workflow["place_other"] = node("MultiGPUPlaceModel", model=["other", 0], keep_loaded=said[1])
     other = {**workflow["sample"]["inputs"], "model": ["place_other", 0], "seed": 57}
@@ -205,23 +205,22 @@ def test_two_loaders_that_are_alike_share_a_model_and_keep_wins(keeper: Keeper, 
     workflow["decode"]["inputs"]["samples"] = ["blend", 0]
     workflow["blend"] = node("LatentBlend", samples1=["sample", 0], samples2=["other_sample", 0], blend_factor=0.5)
     keeper.run(workflow)
-    assert keeper.names() == ALL
-    keeper.free(**BOTH)
-    assert "Flux" in keeper.names()
-
-
-def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper) -> None:
-    keeper.run(flux(52, vae="keep"))
-    keeper.client.raw("/lifecycle/flag", {"model": "Flux", "flag": False})
-    keeper.client.raw("/lifecycle/flag", {"model": "TAESD", "flag": True})
-    keeper.free(**BOTH)
-    assert keeper.names() == ["Flux", "SD3ClipModel_"]
+    assert keeper.names() == ["Flux", "TAESD"]
     keeper.free(**BOTH)
     assert keeper.names() == ["Flux"]
 
 
+def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper) -> None:
+    keeper.run(short(52, vae="keep"))
+    keeper.client.raw("/lifecycle/flag", {"model": "Flux", "flag": False})
+    keeper.client.raw("/lifecycle/flag", {"model": "TAESD", "flag": True})
+    keeper.free(**BOTH)
+    assert keeper.names() == ["Flux"]
+    assert keeper.held() == ["Flux"]
+
+
 def test_emptying_caches_with_force_does_not_reset_the_executor(keeper: Keeper) -> None:
-    workflow = flux(53, model="keep")
+    workflow = short(53, model="keep")
     keeper.run(workflow)
     before = keeper.objects()
     assert keeper.client.post("/lifecycle/soft_empty", {"force": True}) == {}
@@ -230,7 +229,7 @@ def test_emptying_caches_with_force_does_not_reset_the_executor(keeper: Keeper) 
 
 
 def test_only_the_two_functions_are_replaced(keeper: Keeper) -> None:
-    keeper.run(flux(54, model="keep"))
+    keeper.run(short(54, model="keep"))
     keeper.free(**BOTH)
     changed = {row["name"] for row in keeper.patched()}
     assert changed == {"comfy.model_management.unload_all_models", "comfy.model_management.soft_empty_cache"}

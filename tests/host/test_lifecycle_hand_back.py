@@ -7,12 +7,11 @@ import shutil
 
 import pytest
 
-from devtools import workflows
 from devtools.client import Workflow
 from devtools.workflows import node
 from tests.host import file_opens
 from tests.host.conftest import StartHost
-from tests.host.lifecycle import BOTH, FILES, LORA, PACKS, Keeper, flux, own_models
+from tests.host.lifecycle import BOTH, FILES, LORA, PACKS, Keeper, own_models, short
 
 linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify is a part of Linux")
 
@@ -30,18 +29,18 @@ def another_workflow(seed: int) -> Workflow:
 
 @linux
 def test_the_lora_of_the_old_prompt_is_not_left_behind(keeper: Keeper) -> None:
-    plain, patched = keeper.draw(flux(61)), keeper.draw(flux(61, lora=1.0))
+    plain, patched = keeper.draw(short(61)), keeper.draw(short(61, lora=1.0))
     keeper.forget()
-    assert keeper.draw(flux(61, lora=1.0, model="keep")) == patched != plain
+    assert keeper.draw(short(61, lora=1.0, model="keep")) == patched != plain
     kept = keeper.objects()["Flux"][1]
     keeper.free(**BOTH)
     with file_opens.watch(keeper.server.spec.models) as opens:
-        assert keeper.draw(flux(61, model="keep")) == plain
+        assert keeper.draw(short(61, model="keep")) == plain
         assert FILES["model"] not in opens.take()
         keeper.free(**BOTH)
-        assert keeper.draw(flux(61, lora=0.5, model="keep")) not in (plain, patched)
+        assert keeper.draw(short(61, lora=0.5, model="keep")) not in (plain, patched)
         keeper.free(**BOTH)
-        assert keeper.draw(flux(61, lora=1.0, model="keep")) == patched
+        assert keeper.draw(short(61, lora=1.0, model="keep")) == patched
         opened = opens.take()
         assert FILES["model"] not in opened and opened[LORA] > 0
     assert keeper.objects()["Flux"][1] == kept
@@ -50,16 +49,15 @@ def test_the_lora_of_the_old_prompt_is_not_left_behind(keeper: Keeper) -> None:
 @linux
 def test_a_pinned_model_outlives_another_workflow(keeper: Keeper) -> None:
     """The executor's cache drops what other workflows made; the pinned model is there all the same."""
-    picture = keeper.draw(flux(62, model="keep", clip="keep"))
+    picture = keeper.draw(short(62, model="keep", vae="keep"))
     before = keeper.objects()
     keeper.run(another_workflow(62))
     keeper.free(**BOTH)
     keeper.run(another_workflow(63))
     with file_opens.watch(keeper.server.spec.models) as opens:
-        assert keeper.draw(flux(62, model="keep", clip="keep")) == picture
-        assert not {FILES["model"], FILES["clip"]} & set(opens.take())
-    after = keeper.objects()
-    assert (after["Flux"], after["SD3ClipModel_"]) == (before["Flux"], before["SD3ClipModel_"])
+        assert keeper.draw(short(62, model="keep", vae="keep")) == picture
+        assert opens.take() == {}
+    assert keeper.objects() == before
 
 
 @linux
@@ -68,22 +66,22 @@ def test_a_changed_file_is_loaded_anew_and_the_old_model_goes(keeper: Keeper) ->
     own = file.with_suffix(".own")
     shutil.copy2(file, own)
     os.replace(own, file)  # a file of its own, which may be changed
-    keeper.run(flux(64, vae="keep", clip="keep"))
+    keeper.run(short(64, vae="keep", model="keep"))
     before = keeper.objects()
     keeper.free(**BOTH)
     os.utime(file)
     with file_opens.watch(keeper.server.spec.models) as opens:
-        keeper.run(flux(64, vae="keep", clip="keep"))
+        keeper.run(short(64, vae="keep", model="keep"))
         opened = opens.take()
-    assert FILES["vae"] in opened and FILES["clip"] not in opened
+    assert set(opened) == {FILES["vae"]}
     assert keeper.objects()["TAESD"] != before["TAESD"]
-    assert sorted(keeper.held()) == ["SD3ClipModel_", "TAESD"], "one of each"
-    assert keeper.names() == ["Flux", "SD3ClipModel_", "TAESD"]
+    assert keeper.held() == ["Flux", "TAESD"], "one of each"
+    assert keeper.names() == ["Flux", "TAESD"]
 
 
 @linux
 def test_changed_inputs_are_loaded_anew(keeper: Keeper) -> None:
-    workflow = flux(65, model="keep")
+    workflow = short(65, model="keep")
     keeper.run(workflow)
     keeper.free(**BOTH)
     workflow["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
@@ -94,10 +92,22 @@ def test_changed_inputs_are_loaded_anew(keeper: Keeper) -> None:
 
 
 def test_images_and_latents_are_never_held(keeper: Keeper) -> None:
-    keeper.run(flux(66, model="keep", clip="keep", vae="keep"))
+    keeper.run(short(66, model="keep", vae="keep"))
     held = keeper.client.get("/lifecycle/held")
-    assert held["models"] == ["Flux", "SD3ClipModel_", "TAESD"]
-    assert held["records"] == 6, "three loaders and three place nodes"
+    assert held["models"] == ["Flux", "TAESD"]
+    assert held["records"] == 4, "two loaders and two place nodes"
+
+
+def test_an_anchor_set_by_another_pack_lasts_for_one_cycle(keeper: Keeper) -> None:
+    keeper.run(short(72, vae="keep"))
+    keeper.client.raw("/lifecycle/anchor", {"model": "Flux"})
+    keeper.free(**BOTH)
+    assert keeper.names() == ["TAESD"]
+    assert keeper.held() == ["Flux", "TAESD"], "unloaded, as nobody pinned it, and alive"
+    keeper.run(another_workflow(72))
+    assert keeper.held() == ["TAESD"]
+    assert keeper.client.post("/lifecycle/clear", {}) == 1
+    assert keeper.held() == []
 
 
 @linux
@@ -108,7 +118,7 @@ def test_with_other_caches_of_the_executor(
     """Handed back where the executor asks; without any cache a pinned model is replaced by its successor, never two."""
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", cache)).server)
-    workflow = flux(67, vae="keep", clip="eject")
+    workflow = short(67, vae="keep", model="eject")
     picture = own.draw(workflow)
     before = own.objects()["TAESD"]
     for _ in range(3):
@@ -135,7 +145,7 @@ def test_a_pack_that_patched_first_is_left_alone(
         "NODE_CLASS_MAPPINGS = {}\n"
     )
     own = start_host(packs={**PACKS, "a_first": pack})
-    assert own.run(flux(68, model="keep")).images
+    assert own.run(short(68, model="keep")).images
     own.free(**BOTH)
     assert own.models() == []
     assert "keep and eject are off: comfy.model_management.soft_empty_cache was replaced by another pack" in own.log()
@@ -148,7 +158,7 @@ def test_short_ram_takes_what_is_held_and_pinned_models_last(
     """With a limit that is always exceeded: after the prompt everything is given up, with a warning, in order."""
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, environment={"MULTIGPU_RAM_LIMIT": "1"}).server)
-    own.run(flux(69, model="keep", clip="eject"))
+    own.run(short(69, model="keep", vae="eject"))
     own.wait_idle()
     own.collect()
     assert own.models() == [] and own.held() == []
@@ -156,12 +166,12 @@ def test_short_ram_takes_what_is_held_and_pinned_models_last(
     order = ["asks for a full free (RAM is short)", "some flagged: 1 unloaded", "pinned models are let go (Flux)"]
     assert [log.count(text) for text in order] == [1, 1, 1]
     assert [log.index(text) for text in order] == sorted(log.index(text) for text in order)
-    own.run(flux(70, model="keep"))
+    own.run(short(70, model="keep"))
     own.wait_idle()
     assert own.held() == ["Flux"], "it rests until RAM use falls below the limit"
 
 
 def test_ram_is_not_watched_twice(keeper: Keeper) -> None:
     """ComfyUI's usual cache watches the RAM, so we do not, unless a limit is given."""
-    keeper.run(workflows.flux(seed=71, steps=1))
+    keeper.run(short(71, model="keep"))
     assert "RAM is short" not in keeper.log()

@@ -77,6 +77,18 @@ def add_routes() -> None:
                 setattr(entry.model.model, _module("api").FLAG, wanted["flag"])
         return web.Response()
 
+    @routes.post("/lifecycle/anchor")
+    async def anchor(request: web.Request) -> web.Response:
+        wanted = (await request.json())["model"]
+        for entry in model_management.current_loaded_models:
+            if type(entry.model.model).__name__ == wanted:
+                _module("api").add_retention_anchor(entry.model, "a test")
+        return web.Response()
+
+    @routes.post("/lifecycle/clear")
+    async def clear(_: web.Request) -> web.Response:
+        return web.json_response(_module("api").clear_all_retention_anchors("a test"))
+
     @routes.post("/lifecycle/soft_empty")
     async def soft_empty(request: web.Request) -> web.Response:
         model_management.soft_empty_cache(**await request.json())
