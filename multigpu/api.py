@@ -1,6 +1,7 @@
 """For other packs and for our own nodes: who stays loaded, freeing memory, and looking at it.
 
-Only inside ComfyUI. The attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True
+Only inside ComfyUI; where its own functions differ from what we know, keeping is off and the others raise
+HostIncompatible. The attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True
 is eject, False is keep, and without it ComfyUI's own rules hold. It is heeded once `set_keep_loaded` or
 `add_retention_anchor` has been called, which our nodes do when they are told to keep or eject something.
 """
@@ -12,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .choice import read_keep
-from .lifecycle.policy import FLAG, Standing
+from .host.surface import Feature
+from .lifecycle.policy import FLAG
 from .runtime import current
 from .telemetry.snapshot import Snapshot
 
@@ -29,7 +31,7 @@ def set_keep_loaded(component: Any, keep: str | bool) -> None:
     last word counts, but of two nodes in one prompt keep wins, and a node's `default` takes back only what that node
     said. Raises InputError for another word, or for a component without a model.
     """
-    current().free_flow.keep(component, Standing(read_keep(keep)))
+    current().keep(component, read_keep(keep))
 
 
 def load_once(key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
@@ -38,7 +40,10 @@ def load_once(key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
     For loader nodes, so that a changed `keep_loaded` does not load a file again: `key` names the node and every input
     but that. Components whose files have changed since are loaded anew.
     """
-    return current().free_flow.retention.load_once(f"node {key}", load)
+    runtime = current()
+    if not runtime.capabilities.offers(Feature.LIFECYCLE):
+        return tuple(load())
+    return runtime.free_flow.retention.load_once(f"node {key}", load)
 
 
 def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> bool:

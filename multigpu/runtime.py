@@ -72,7 +72,8 @@ class Runtime:
 
     @functools.cached_property
     def free_flow(self) -> FreeFlow:
-        """What happens when memory is freed. Only inside ComfyUI."""
+        """What happens when memory is freed. Only inside ComfyUI; raises HostIncompatible where this host lacks it."""
+        self.capabilities.need(Feature.LIFECYCLE)
         from .host.free_flow import FreeFlow, pressure
 
         return FreeFlow(lambda: self.inventory.accelerators, pressure(self.settings.ram_limit))

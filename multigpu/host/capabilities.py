@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import HostIncompatible
 from .surface import SURFACE, Feature, Symbol
 
 
@@ -33,6 +34,14 @@ class HostCapabilities:
     def offers(self, feature: Feature) -> bool:
         """Whether every symbol that the feature needs is as expected."""
         return not any(found.problem for found in self.findings if found.symbol.feature is feature)
+
+    def need(self, feature: Feature) -> None:
+        """Raises HostIncompatible, with the symbol at fault, when the feature cannot work here."""
+        for name, problem in self.features_off():
+            if name == feature.value:
+                raise HostIncompatible(
+                    f"{name} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
+                )
 
     def features_off(self) -> Iterator[tuple[str, str]]:
         """Each feature that cannot work here, with the first symbol that differs."""

@@ -82,7 +82,9 @@ def _key(context: Any) -> str:
 
 
 def _is_own(node: Any) -> bool:
-    found = nodes.NODE_CLASS_MAPPINGS.get(node.get("class_type")) if isinstance(node, dict) else None
+    """Whether a node of a submitted prompt, which nobody has validated yet, is one of ours."""
+    name = node.get("class_type") if isinstance(node, dict) else None
+    found = nodes.NODE_CLASS_MAPPINGS.get(name) if isinstance(name, str) else None
     return getattr(found, "__module__", "").startswith(OWN_NODES)
 
 

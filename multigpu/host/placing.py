@@ -13,7 +13,7 @@ from comfy import model_management
 
 from ..choice import DEFAULT_DEVICE, Choice, fitted, renamed
 from ..devices.inventory import Inventory
-from ..errors import HostIncompatible, UnknownDevice
+from ..errors import UnknownDevice
 from ..lifecycle.policy import FLAG
 from ..plan import Auto, DeviceBudget, DeviceId, Plan, Request, VirtualVram, explain, make_plan
 from ..settings import Settings
@@ -68,7 +68,7 @@ class Placer:
         `fresh` says that the component was just loaded and nobody else has it, so that its weights may be used as they
         are. Raises `MultiGPUError` with what to do when the component, a device or the request does not fit.
         """
-        self._need(Feature.PLACEMENT)
+        self.capabilities.need(Feature.PLACEMENT)
         part = part_of(component)
         request = self.here(choice.request)
         compute = self.device(choice.compute) or _named_compute(request) or device_id(part.patcher.load_device)
@@ -84,7 +84,7 @@ class Placer:
         The loader runs with that device as the current one, which is then as it was, whatever happens. Afterwards each
         component is looked at: what the loader has put on another device is moved.
         """
-        self._need(Feature.DEVICES)
+        self.capabilities.need(Feature.DEVICES)
         named = self.device(device)
         if named is None:
             return load(None)
@@ -138,13 +138,6 @@ class Placer:
             DeviceBudget(budget.device, budget.total, min(budget.total, budget.free + _unloadable(budget.device)))
             for budget in budgets
         ]
-
-    def _need(self, feature: Feature) -> None:
-        for name, problem in self.capabilities.features_off():
-            if name == feature.value:
-                raise HostIncompatible(
-                    f"{name} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
-                )
 
 
 def _static(load: LoadFor, device: torch.device | None) -> tuple[Any, ...]:

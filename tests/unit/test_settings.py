@@ -31,3 +31,14 @@ def test_the_log_level() -> None:
 def test_a_value_that_means_nothing_is_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"{name} is 'perhaps'; it can be .*(on|info)"):
         Settings.from_environment({name: "perhaps"})
+
+
+@pytest.mark.parametrize(("text", "meaning"), [("85", 85), ("85%", 85), (" 100 % ", 100), ("", None)])
+def test_the_ram_limit(text: str, meaning: int | None) -> None:
+    assert Settings.from_environment({"MULTIGPU_RAM_LIMIT": text}).ram_limit == meaning
+
+
+@pytest.mark.parametrize("text", ["0", "101", "-5", "0.85", "most", "\u0668\u0665"])
+def test_a_ram_limit_that_means_nothing_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="MULTIGPU_RAM_LIMIT is .*; it can be a percentage from 1 to 100, such as 85"):
+        Settings.from_environment({"MULTIGPU_RAM_LIMIT": text})

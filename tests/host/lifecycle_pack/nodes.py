@@ -11,8 +11,8 @@ GATE = threading.Event()
 WAITING = threading.Event()
 
 
-class Exhaust:
-    """Raises what torch raises when a device is full, after its input is there."""
+class PassesAnything:
+    """A node with one input and one output of any type."""
 
     RETURN_TYPES = ("*",)
     FUNCTION = "run"
@@ -25,25 +25,17 @@ class Exhaust:
     @classmethod
     def VALIDATE_INPUTS(cls, input_types: Any) -> bool:
         return True
+
+
+class Exhaust(PassesAnything):
+    """Raises what torch raises when a device is full, after its input is there."""
 
     def run(self, value: Any) -> Any:
         raise torch.OutOfMemoryError("on purpose")
 
 
-class Wait:
+class Wait(PassesAnything):
     """Passes its input on once the test opens the gate."""
-
-    RETURN_TYPES = ("*",)
-    FUNCTION = "run"
-    CATEGORY = "tests"
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"value": ("*",)}}
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, input_types: Any) -> bool:
-        return True
 
     def run(self, value: Any) -> tuple[Any]:
         WAITING.set()
