@@ -27,7 +27,16 @@ def run(arguments: Sequence[str]) -> int:
     outside.enter(tree.resolve())
     found = capabilities.probe()
     print(report(found, list_all=options.all))
+    print(devices())
     return int(any(True for _ in found.features_off()))
+
+
+def devices() -> str:
+    """The devices of this machine, and a line for each backend that is installed but broken. Needs torch."""
+    from ..devices.inventory import Inventory
+
+    inventory = Inventory()
+    return "\n".join(["", f"Devices       {inventory.describe()}", *(f"  {problem}" for problem in inventory.problems)])
 
 
 def report(found: capabilities.HostCapabilities, *, list_all: bool) -> str:
