@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--serve", action="store_true", help="keep ComfyUI running and print its address")
     run.add_argument("--port", type=int, help="port on this machine (default: a free one)")
+    run.add_argument(
+        "--simulate", type=_some_devices, default=0, metavar="N", help="run on N simulated GPUs (needs a C++ compiler)"
+    )
     run.set_defaults(command=_run)
 
     test = commands.add_parser("test", help="run the whole test suite")
@@ -64,9 +67,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _some_devices(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 8:
+        raise argparse.ArgumentTypeError(f"{text!r} simulated GPUs; give a number from 1 to 8")
+    return int(text)
+
+
 def _run(options: argparse.Namespace) -> int:
     host = hosts.find(options.host)
-    return demonstration.run(host, Places.here(), Console(), serve=options.serve, port=options.port)
+    return demonstration.run(
+        host, Places.here(), Console(), serve=options.serve, port=options.port, simulate=options.simulate
+    )
 
 
 def _test(options: argparse.Namespace) -> int:

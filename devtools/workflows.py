@@ -55,6 +55,19 @@ def wan(seed: int = 1, *, steps: int = 2, size: int = 64, frames: int = 5) -> Wo
     } | _sample(["model", 0], ["clip", 0], ["vae", 0], seed=seed, steps=steps, cfg=1.0)
 
 
+PLACE = {"model": "MultiGPUPlaceModel", "clip": "MultiGPUPlaceCLIP", "vae": "MultiGPUPlaceVAE"}
+
+
+def placed(workflow: Workflow, part: str, **widgets: Any) -> Workflow:
+    """The workflow with a place node behind its node `part`; everything that used that node uses the place node."""
+    name, source = f"place_{part}", [part, 0]
+    changed = {
+        key: {**each, "inputs": {k: [name, 0] if value == source else value for k, value in each["inputs"].items()}}
+        for key, each in workflow.items()
+    }
+    return changed | {name: node(PLACE[part], **{part: source}, **widgets)}
+
+
 def _sample(model: list[Any], clip: list[Any], vae: list[Any], *, seed: int, steps: int, cfg: float) -> Workflow:
     return {
         "positive": node("CLIPTextEncode", clip=clip, text="a house by the sea"),
