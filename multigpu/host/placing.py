@@ -62,6 +62,10 @@ class Placer:
             log.warning("[MultiGPU] %s; falling back to ComfyUI's default device (MULTIGPU_FALL_BACK)", unknown)
             return None
 
+    def known(self, text: str) -> str:
+        """A device as a widget names it, for later calls: those do not warn again."""
+        return str(self.device(text) or DEFAULT_DEVICE)
+
     def place(self, component: Any, choice: Choice, *, fresh: bool = False) -> Any:
         """A copy of the component that computes and rests where the choice says. The given one stays as it is.
 
@@ -102,7 +106,11 @@ class Placer:
         compute = str(named or DEFAULT_DEVICE)
         leaves = not isinstance(choice.request, VirtualVram) or choice.request.bytes > 0
         first, *others = self.loaded_on(compute, partial(_static, load) if alone and leaves else load)
-        return self.place(first, Choice(compute, choice.request), fresh=True), *others
+        if has_patcher(first):
+            first = self.place(first, Choice(compute, choice.request), fresh=True)
+        elif first is not None:
+            log.warning("[MultiGPU] a %s has no patcher: ComfyUI moves it whole, by itself", type(first).__name__)
+        return first, *others
 
     def _checked(self, component: Any, device: torch.device) -> Any:
         if not has_patcher(component):
@@ -113,10 +121,10 @@ class Placer:
     def eject_others(self, device: str) -> None:
         """Unload every model from an accelerator, except those that are to be kept."""
         named = self.device(device)
-        if named is None or named.is_cpu:
-            return
-        kept = [entry for entry in model_management.current_loaded_models if _is_kept(entry.model)]
-        model_management.free_memory(1e30, torch_device(named), keep_loaded=kept)
+        where = model_management.get_torch_device() if named is None else torch_device(named)
+        if where.type != "cpu":
+            kept = [entry for entry in model_management.current_loaded_models if _is_kept(entry.model)]
+            model_management.free_memory(1e30, where, keep_loaded=kept)
 
     def _patcher(self, part: Part, plan: Plan, fresh: bool) -> Any:
         patcher, device = part.patcher, torch_device(plan.compute)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..choice import Choice
 from ..plan import CPU, VirtualVram
 from . import loader_table as table
-from .loaders import EJECT_TIP, SPREAD_CATEGORY, Load, Widgets, loader_node, read_choice
+from .loaders import EJECT_TIP, SPREAD_CATEGORY, Load, Widgets, loader_node, loader_schema, read_choice
 from .place import CATEGORY, keep_widget
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
 
 PARTS = ("model", "clip", "vae")
+ABOUT = "Loads a checkpoint with a device of its own for each part."
 PRECISION_TIP = "Of no effect: a LoRA is always applied once, at full precision, on the compute device."
 
 
@@ -36,11 +38,12 @@ def _read(name: str, part: str, _device: Any) -> tuple[Any]:
     return (checkpoint_part(name, part),)
 
 
-def _loads_parts(runtime: Runtime, choices: Callable[[dict[str, Any]], tuple[Choice, Choice, Choice]]) -> Load:
+def _loads_parts(runtime: Runtime, choices: Callable[[dict[str, Any]], tuple[Choice, ...]]) -> Load:
     """Reads each part of a checkpoint for the device that `choices` names for it, and places it."""
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
-        name, wanted = values["ckpt_name"], choices(values)
+        name = values["ckpt_name"]
+        wanted = [replace(choice, compute=runtime.placer.known(choice.compute)) for choice in choices(values)]
         if values.get("eject_models"):
             for device in {choice.compute for choice in wanted}:
                 runtime.placer.eject_others(device)
@@ -53,23 +56,6 @@ def _loads_parts(runtime: Runtime, choices: Callable[[dict[str, Any]], tuple[Cho
     return load
 
 
-def _checkpoint_schema(
-    runtime: Runtime, title: str, category: str, widgets: Callable[[], list[Any]]
-) -> Callable[[], dict[str, Any]]:
-    def schema() -> dict[str, Any]:
-        from ..host.loaders import inputs_of, outputs_of
-
-        return {
-            "display_name": title,
-            "category": category,
-            "description": "Loads a checkpoint with a device of its own for each part.",
-            "inputs": [*inputs_of(table.CHECKPOINT, without=table.DEVICE), *widgets()],
-            "outputs": outputs_of(table.CHECKPOINT),
-        }
-
-    return schema
-
-
 def _advanced(io: Any, runtime: Runtime) -> type[Any]:
     names = {"unet_device": "the diffusion model", "clip_device": "the text encoder", "vae_device": "the VAE"}
 
@@ -77,8 +63,8 @@ def _advanced(io: Any, runtime: Runtime) -> type[Any]:
         make = Widgets(io, runtime.inventory.labels())
         return [make.device(name, what, optional=False) for name, what in names.items()]
 
-    schema = _checkpoint_schema(runtime, "Load Checkpoint Advanced (MultiGPU)", CATEGORY, widgets)
-    load = _loads_parts(runtime, lambda values: tuple(whole(values[name]) for name in names))  # type: ignore[arg-type,return-value]
+    schema = loader_schema(table.CHECKPOINT, "Load Checkpoint Advanced (MultiGPU)", CATEGORY, ABOUT, widgets)
+    load = _loads_parts(runtime, lambda values: tuple(whole(values[name]) for name in names))
     return loader_node(io, table.CHECKPOINT_ADVANCED, schema, load)
 
 
@@ -98,13 +84,13 @@ def _advanced_spread(io: Any, runtime: Runtime) -> type[Any]:
             keep_widget(io),
         ]
 
-    def choices(values: dict[str, Any]) -> tuple[Choice, Choice, Choice]:
+    def choices(values: dict[str, Any]) -> tuple[Choice, ...]:
         unet = read_choice(values, values["unet_compute_device"], "unet_")
         clip = read_choice(values, values["clip_compute_device"], "clip_")
         return unet, clip, whole(values["vae_device"])
 
     title = "Load Checkpoint Advanced (DisTorch2)"
-    schema = _checkpoint_schema(runtime, title, SPREAD_CATEGORY, widgets)
+    schema = loader_schema(table.CHECKPOINT, title, SPREAD_CATEGORY, ABOUT, widgets)
     return loader_node(io, table.CHECKPOINT_ADVANCED_SPREAD, schema, _loads_parts(runtime, choices), keeps=True)
 
 

@@ -140,54 +140,58 @@ def once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
     return load_once(f"{node_id} {json.dumps(values, sort_keys=True)}", lambda: load(values))
 
 
-def _plain(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
-    from ..host import loaders
+def loader_schema(
+    target: str, title: str, category: str, description: str, widgets: Callable[[], list[Any]]
+) -> Callable[[], dict[str, Any]]:
+    """What `loader_node` asks for: the inputs of the host's node, then ours; the outputs of the host's node."""
 
     def schema() -> dict[str, Any]:
-        widgets = Widgets(io, runtime.inventory.labels())
+        from ..host.loaders import inputs_of, outputs_of
+
         return {
-            "display_name": f"{loader.title} (MultiGPU)",
-            "category": CATEGORY,
-            "description": f"{loader.title}, for a device of your choice.",
-            "inputs": [*loaders.inputs_of(loader.target, without=table.DEVICE), widgets.device(table.DEVICE, "it")],
-            "outputs": loaders.outputs_of(loader.target),
+            "display_name": title,
+            "category": category,
+            "description": description,
+            "inputs": [*inputs_of(target, without=table.DEVICE), *widgets()],
+            "outputs": outputs_of(target),
         }
 
-    def load(values: dict[str, Any]) -> tuple[Any, ...]:
-        device, own = split(values, table.DEVICE)
-        return runtime.placer.loaded_on(device[table.DEVICE], lambda on: loaders.call(loader.target, own, on))
+    return schema
 
+
+def _plain(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
+    from ..host.loaders import call
+
+    def widgets() -> list[Any]:
+        return [Widgets(io, runtime.inventory.labels()).device(table.DEVICE, "it")]
+
+    def load(values: dict[str, Any]) -> tuple[Any, ...]:
+        ours, own = split(values, table.DEVICE)
+        return runtime.placer.loaded_on(ours[table.DEVICE], lambda on: call(loader.target, own, on))
+
+    title, about = f"{loader.title} (MultiGPU)", f"{loader.title}, for a device of your choice."
+    schema = loader_schema(loader.target, title, CATEGORY, about, widgets)
     return loader_node(io, f"{loader.target}MultiGPU", schema, load)
 
 
 def _spread(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
-    from ..host import loaders
+    from ..host.loaders import call, outputs_of
 
-    def schema() -> dict[str, Any]:
-        widgets = Widgets(io, runtime.inventory.labels())
-        return {
-            "display_name": f"{loader.title} (DisTorch2)",
-            "category": SPREAD_CATEGORY,
-            "description": f"{loader.title}, with its weights spread over devices.",
-            "inputs": [
-                *loaders.inputs_of(loader.target, without=table.DEVICE),
-                widgets.device(loader.spread, "it"),
-                *widgets.virtual(),
-                widgets.expert(),
-                widgets.switch("eject_models", loader.eject, EJECT_TIP),
-                keep_widget(io),
-            ],
-            "outputs": loaders.outputs_of(loader.target),
-        }
+    def widgets() -> list[Any]:
+        make = Widgets(io, runtime.inventory.labels())
+        switch = make.switch("eject_models", loader.eject, EJECT_TIP)
+        return [make.device(loader.spread, "it"), *make.virtual(), make.expert(), switch, keep_widget(io)]
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         ours, own = split(values, loader.spread, *SPREAD, "eject_models")
-        choice = read_choice(ours, ours[loader.spread])
+        choice = read_choice(ours, runtime.placer.known(ours[loader.spread]))
         if ours["eject_models"]:
             runtime.placer.eject_others(choice.compute)
-        alone = len(loaders.outputs_of(loader.target)) == 1
-        return runtime.placer.loaded_and_placed(choice, lambda on: loaders.call(loader.target, own, on), alone=alone)
+        alone = len(outputs_of(loader.target)) == 1
+        return runtime.placer.loaded_and_placed(choice, lambda on: call(loader.target, own, on), alone=alone)
 
+    title, about = f"{loader.title} (DisTorch2)", f"{loader.title}, with its weights spread over devices."
+    schema = loader_schema(loader.target, title, SPREAD_CATEGORY, about, widgets)
     return loader_node(io, f"{loader.target}DisTorch2MultiGPU", schema, load, keeps=True)
 
 

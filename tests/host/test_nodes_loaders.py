@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +72,32 @@ def test_a_device_of_another_machine_passes_validation_and_stops_the_run(comfy: 
     model = node("UNETLoaderMultiGPU", unet_name="toy_flux.safetensors", weight_dtype="default", device="cuda:5")
     with pytest.raises(PromptFailed, match="cuda:5 is not on this machine, which has cpu"):
         comfy.run({**flux(), "model": model})
+
+
+ARCHIVED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "archived_2_6_core.json").read_text())[
+    "core"
+]
+FILES = {"unet_name": "toy_flux.safetensors", "vae_name": "toy_taef1.safetensors", "weight_dtype": "fp8_e4m3fn",
+         "type": "sd3", "dequant_dtype": "default"} | CHECKPOINT | CONTROL  # fmt: skip
+
+
+def test_archived_workflows_in_api_form_validate_with_devices_of_another_machine(comfy: Driver) -> None:
+    """All nodes in one prompt, but for those whose files the tiny models do not have."""
+    prompt: Workflow = {"model": flux()["model"]}
+    for node_id, archived in ARCHIVED.items():
+        inputs: dict[str, Any] = {}
+        for given in archived["inputs"]:
+            name = given["name"]
+            other = "cuda:3" if name.endswith("device") else FILES.get(name, "toy_clip_l.safetensors")
+            inputs[name] = ["model", 0] if given["type"] == "MODEL" else given.get("default", other)
+            inputs[name] = "cuda:3" if name.endswith("device") else inputs[name]
+        if not node_id.startswith(("CLIPVision", "Diffusers")):
+            prompt[node_id] = node(node_id, **inputs)
+            prompt[f"show {node_id}"] = node("PreviewAny", source=[node_id, 0])
+    answer = comfy.client.post("/prompt", {"prompt": prompt})
+    assert answer["node_errors"] == {}
+    with pytest.raises(PromptFailed, match="cuda:3 is not on this machine"):
+        comfy.client.finish(answer["prompt_id"])
 
 
 def test_a_file_that_is_not_here_is_still_refused_by_validation(comfy: Driver) -> None:
