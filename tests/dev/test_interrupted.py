@@ -47,7 +47,7 @@ def test_killed_at_every_later_step_it_continues(tmp_path: Path) -> None:
     code, output = sandbox.run("run")
     assert code == 0, output
     assert output.count("ready") >= 3 and "downloading" not in output and "Making" not in output
-    assert "A tiny Flux drew" in output
+    assert "A tiny Flux draws a picture" in output
     assert sandbox.wait_until_alone() == []
     assert list(cache.rglob("*part-*")) == [], "what the killed runs left is gone"
 

@@ -1,0 +1,36 @@
+"""`dev.py run` shows what the README promises, on three simulated GPUs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from devtools.places import Places
+
+
+@pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
+)
+def test_the_story_on_simulated_gpus() -> None:
+    command = [sys.executable, "dev.py", "run", "--simulate", "3"]
+    ran = subprocess.run(command, cwd=Places.here().root, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    story = ran.stdout
+    assert [f"cuda:{i} Simulated" in story for i in range(3)] == [True] * 3
+    assert story.count("it draws the same, bit for bit") == 3
+    spread = re.search(r"by string.*\n\s+Flux\s+(.*)", story)
+    assert spread is not None and all(device in spread[1] for device in ("on cuda:0", "on cuda:1", "on cpu"))
+    assert re.search(r"Flux\s+ejected", story)
+    assert re.search(r"TAESD\s+kept", story) and re.search(r"SD3ClipModel_\s+kept", story)
+    assert re.search(r"gets (TAESD|SD3ClipModel_) and (TAESD|SD3ClipModel_) back", story)
+
+
+def test_a_wrong_number_of_simulated_gpus() -> None:
+    command = [sys.executable, "dev.py", "run", "--simulate", "none"]
+    ran = subprocess.run(command, cwd=Places.here().root, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 2
+    assert "'none' simulated GPUs; give a number from 1 to 8" in ran.stderr
