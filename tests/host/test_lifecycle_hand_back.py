@@ -91,6 +91,29 @@ def test_changed_inputs_are_loaded_anew(keeper: Keeper) -> None:
     assert keeper.held() == ["Flux", "Flux"], "both were pinned, and they are different models"
 
 
+@linux
+def test_a_loader_whose_keep_loaded_changes_loads_nothing(keeper: Keeper) -> None:
+    def loading(said: str) -> Workflow:
+        workflow = short(73)
+        workflow["model"] = node(
+            "UNETLoaderDisTorch2MultiGPU", unet_name="toy_flux.safetensors", weight_dtype="default",
+            compute_device="cpu", virtual_vram_gb=0.0, donor_device="cpu", keep_loaded=said,
+        )  # fmt: skip
+        return workflow
+
+    keeper.run(loading("keep"))
+    before = keeper.objects()
+    keeper.free(**BOTH)
+    assert keeper.objects() == {"Flux": before["Flux"]}
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        keeper.run(loading("keep"))
+        keeper.run(loading("eject"))
+        assert FILES["model"] not in opens.take()
+    assert keeper.objects()["Flux"][1] == before["Flux"][1]
+    keeper.free(**BOTH)
+    assert keeper.names() == ["TAESD"]
+
+
 def test_images_and_latents_are_never_held(keeper: Keeper) -> None:
     keeper.run(short(66, model="keep", vae="keep"))
     held = keeper.client.get("/lifecycle/held")
