@@ -160,7 +160,9 @@ class PlacedPatcher:
             plan = spilled(placed.plan, excess)
             moved = not self._is_ours(state) or state.residence.plan != plan
             if moved:
-                self._place(placed, state, plan, LoadingBar(plan.total_bytes))
+                bar = LoadingBar(plan.total_bytes)
+                self._place(placed, state, plan, bar)
+                bar.finish()
             if moved or self.model.current_weight_patches_uuid != self.patches_uuid:
                 self._bake(state)
                 self._tell_host(state, plan)

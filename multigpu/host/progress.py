@@ -21,7 +21,13 @@ class LoadingBar:
 
     def __call__(self, count: int) -> None:
         self._done += count
-        step = min(STEPS, STEPS * self._done // self._total)
+        self._show(min(STEPS, STEPS * self._done // self._total))
+
+    def finish(self) -> None:
+        """Blocks that were at home already are not told of: what is left of the bar is theirs."""
+        self._show(STEPS)
+
+    def _show(self, step: int) -> None:
         if step > self._shown:
             self._shown = step
             self._bar.update_absolute(step)

@@ -187,3 +187,35 @@ def test_eject_models_empties_the_compute_device_but_for_what_is_kept(studio: St
     pack.one("UNETLoaderDisTorch2MultiGPU", **names, eject_models=True)
     loaded = [entry.model.model for entry in memory.current_loaded_models]
     assert patcher_of(gone).model not in loaded and patcher_of(kept).model in loaded
+
+
+class Stopped(Exception):
+    """What the host raises out of its progress bar when the user interrupts."""
+
+
+def test_loading_moves_the_hosts_bar_and_may_be_interrupted(studio: Studio, pack: Pack) -> None:
+    import comfy.model_management as memory
+    import comfy.utils
+
+    model = studio.flux()
+    stock = studio.latent(model)
+    seen: list[int] = []
+    stop_at = 40
+
+    def hook(value: int, total: int, _preview: Any, **_more: Any) -> None:
+        seen.append(100 * value // total)
+        if value >= stop_at:
+            raise Stopped
+
+    placed = studio.place(studio.flux())
+    comfy.utils.set_progress_bar_global_hook(hook)
+    try:
+        with pytest.raises(Stopped):
+            memory.load_models_gpu([placed])
+        assert seen == sorted(seen) and seen[-1] < 100
+        stop_at = 101
+        memory.load_models_gpu([placed])
+        assert seen[-1] == 100
+    finally:
+        comfy.utils.set_progress_bar_global_hook(None)
+    assert torch.equal(studio.latent(placed), stock)
