@@ -18,6 +18,7 @@ import torch
 from comfy import model_management
 from comfy.patcher_extension import CallbacksMP
 
+from ..devices.caches import trim_heap
 from ..errors import HostError, PlacementNotApplied
 from ..plan import CPU, Plan, explain
 from ..plan.spill import spilled
@@ -45,6 +46,8 @@ class ModelState:
     patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     baked: dict[str, Patches] = field(default_factory=dict)
     loaded_bytes: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
+    """Bytes by device as counted after the last placing."""
     broken: str | None = None
 
 
@@ -209,7 +212,8 @@ class PlacedPatcher:
         placed.states.leave_other_devices(self)
         self._make_room(plan)
         state.residence.apply(plan, modules_of(self), progress, poison=placed.poison)
-        prove(self.model, plan)
+        trim_heap()
+        state.counted = prove(self.model, plan)
         log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
 
     def _make_room(self, plan: Plan) -> None:

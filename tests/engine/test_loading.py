@@ -31,6 +31,7 @@ def test_numbers_for_the_host(studio: Studio) -> None:
     assert entry.model_offloaded_memory() == 0
     assert entry.model_memory_required(placed.load_device) == 0
     assert placed.lowvram_patch_counter() == 0
+    assert studio.states.of(placed).counted == studio.planned(placed)
     if studio.simulated:
         zero, one, two = studio.accelerators
         rounding = 512 * len(plan.placements)

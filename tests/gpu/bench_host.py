@@ -144,6 +144,15 @@ class Forward:
         return (time.perf_counter() - begin) / steps
 
 
+def warm_up(small: str, forward: Forward) -> None:
+    """Load, run and drop a small model, so that what libraries take once is there before anything is counted."""
+    patcher = load(small)
+    load_on_device(patcher)
+    forward(patcher)
+    del patcher
+    unload()
+
+
 def load_on_device(patcher: Any) -> None:
     import comfy.model_management
 

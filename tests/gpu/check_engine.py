@@ -133,6 +133,7 @@ def main() -> int:
     shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
     path = host.flux_file(options.small, shape)
     forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
+    host.warm_up(host.flux_file(True, {**host.FLUX_DEV, "double": 2, "single": 4}), forward)
     check = Checks()
     for dtype in (None, torch.float8_e4m3fn):
         check_model(check, path, forward, dtype, options.runs)
