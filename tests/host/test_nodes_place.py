@@ -89,7 +89,7 @@ def test_a_device_that_is_not_here_passes_validation_and_stops_the_run_with_the_
 
 def test_a_donor_that_is_not_here_stops_the_run_with_the_list(comfy: Driver) -> None:
     widgets = {"mode": "expert", "expert_mode_allocations": "cpu,50%;cuda:1,50%"}
-    with pytest.raises(PromptFailed, match="cuda:1 is not present; this machine has cpu"):
+    with pytest.raises(PromptFailed, match="cuda:1 is not on this machine, which has cpu"):
         comfy.run(place(workflows.flux(seed=36), "model", ["model", 0], **widgets))
 
 
