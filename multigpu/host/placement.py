@@ -48,7 +48,23 @@ def static_clone(patcher: Any) -> Any:
     with static_patchers():
         clone = patcher.clone(disable_dynamic=True)
     honour_dtypes(clone.model)
+    take_over(clone)
     return clone
+
+
+def take_over(clone: Any) -> None:
+    """Make `clone` the only owner of a model that the host has just read for it.
+
+    The host's loader of text encoders loads its own patcher at once; that one is gone, and its entry in the host's list
+    is dead. The entry is taken out, and the model unloaded.
+    """
+    loaded = model_management.current_loaded_models
+    dead = [entry for entry in loaded if entry.model is None and entry.real_model and entry.real_model() is clone.model]
+    for entry in dead:
+        loaded.pop(next(index for index, other in enumerate(loaded) if other is entry))
+        entry.model_finalizer.detach()
+    if dead:
+        clone.unpatch_model(clone.offload_device)
 
 
 def honour_dtypes(model: torch.nn.Module) -> None:

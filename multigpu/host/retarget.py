@@ -14,7 +14,7 @@ import torch
 from comfy import model_management
 
 from .device_scope import DeviceScope
-from .placement import static_clone
+from .placement import static_clone, take_over
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,9 @@ def _reloaded(patcher: Any, device: torch.device, scope: DeviceScope) -> Any:
     with scope.on(device):
         if patcher.is_dynamic() and device == CPU:
             return static_clone(patcher)
-        return patcher.deepclone_multigpu(new_load_device=device)
+        own = patcher.deepclone_multigpu(new_load_device=device)
+    take_over(own)
+    return own
 
 
 def _copied(patcher: Any) -> Any:

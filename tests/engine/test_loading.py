@@ -191,6 +191,22 @@ def test_the_model_goes_when_its_patchers_go(studio: Studio) -> None:
 
 
 @pytest.mark.accelerator
+def test_a_text_encoder_read_again_leaves_no_dead_entry(studio: Studio) -> None:
+    """The host's loader loads a text encoder at once, by a patcher that is gone when only its model is taken."""
+    import comfy.model_management as memory
+
+    from multigpu.host.device_scope import DeviceScope
+    from multigpu.host.retarget import retargeted
+
+    clip = studio.clip()
+    for device in ("cpu", studio.accelerators[1]):
+        own = retargeted(clip.patcher, torch.device(device), DeviceScope())
+        assert own.model is not clip.patcher.model
+        assert [entry for entry in memory.current_loaded_models if entry.is_dead()] == []
+        assert own.loaded_size() == 0
+
+
+@pytest.mark.accelerator
 def test_room_is_made_on_a_donor(studio: Studio) -> None:
     import comfy.model_management as memory
 
