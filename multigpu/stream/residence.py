@@ -10,6 +10,7 @@ block is not running finds it at its home.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -61,9 +62,9 @@ class Residence:
         self._stop_streaming()
         self.plan = None
         away = {p.block: torch_device(p.home) for p in plan.placements if p.home != plan.compute}
-        for block in [*self._homed]:
-            if away.get(block) != self._homed[block].device or not self._homed[block].is_home():
-                del self._homed[block]
+        self._homed = _in_full_segments(
+            {name: block for name, block in self._homed.items() if away.get(name) == block.device and block.is_home()}
+        )
         moving = {block: modules[block] for block in away if block not in self._homed}
         self._fill(moving, away, progress)
         for placement in plan.placements:
@@ -176,6 +177,16 @@ class Residence:
             module = device_module(device)
             if module is not None:
                 module.synchronize(device)
+
+
+def _in_full_segments(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:
+    """The blocks that may stay where they are; those in a segment that others have left move out, to give it back."""
+    used: Counter[int] = Counter()
+    for block in blocks.values():
+        used[id(block.room.segment)] += block.size
+    return {
+        name: block for name, block in blocks.items() if used[id(block.room.segment)] == block.room.segment.data.numel()
+    }
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:

@@ -139,6 +139,17 @@ def test_one_model_on_two_compute_devices_in_turn(studio: Studio) -> None:
         assert torch.equal(studio.latent(studio.lora(placed, 0.6)), patched)
 
 
+@pytest.mark.accelerator
+def test_another_plan_holds_no_memory_of_the_one_before(studio: Studio) -> None:
+    zero, one, _ = studio.accelerators
+    model = studio.flux()
+    for share in (60, 30, 45):
+        placed = studio.place(model, f"{zero},20%;{one},{share}%;cpu,*")
+        studio.latent(placed)
+        assert studio.world.allocated(one) == studio.planned(placed)[one]
+        assert studio.world.pinned_bytes() == studio.planned(placed)["cpu"] or studio.kind != "cuda"
+
+
 def test_clone_of_a_clone_keeps_the_plan_after_its_parents_are_gone(studio: Studio) -> None:
     model = studio.flux()
     stock = studio.latent(model)
