@@ -11,12 +11,12 @@ import os
 import runpy
 import sys
 
-import simdev
-
 
 def main() -> None:
     if len(sys.argv) < 2 or not os.environ.get("SIMDEV"):
         sys.exit("usage: SIMDEV=cuda:3:6g python serve.py PROGRAM [ARGUMENTS]")
+    import simdev
+
     simdev.install_from_text(os.environ["SIMDEV"])
     del sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))

@@ -74,8 +74,8 @@ STOCK: dict[str, Callable[[], Workflow]] = {
     "lora": lambda: workflows.flux(lora=1.0),
     "fp8": fp8,
     "gguf": gguf,
-    "one at a time": one_at_a_time,
 }
+REFERENCE = STOCK | {"one at a time": one_at_a_time}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def reference(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     def draw() -> dict[str, Drawn]:
         with serve(host, base, simulated=False) as machine:
-            return {name: machine.draw_all(make()) for name, make in STOCK.items()}
+            return {name: machine.draw_all(make()) for name, make in REFERENCE.items()}
 
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(draw)

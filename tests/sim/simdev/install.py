@@ -32,11 +32,11 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
     """
     if kind not in KINDS:
         raise ValueError(f"cannot simulate {kind!r}: use one of {', '.join(KINDS)}")
-    if _installed:
-        raise RuntimeError(f"this process already simulates {_installed[0].kind}: start another process")
     capacities = [capacity] * count if isinstance(capacity, int) else list(capacity)
     if len(capacities) != count:
         raise ValueError(f"{len(capacities)} capacities for {count} devices: give one number, or one for each device")
+    if _installed:
+        raise RuntimeError(f"this process already simulates {_installed[0].kind}: start another process")
     if torch.cuda.is_available():
         raise RuntimeError("this torch has real CUDA devices: use the CPU wheel for the simulation")
     for name, value in CPU_LIMIT.items():
