@@ -268,7 +268,9 @@ def pressure(limit: int | None) -> Pressure | None:
 
 
 def _prompt_runs() -> bool:
-    return bool(PromptServer.instance.prompt_queue.currently_running)
+    """Whether the host is at work on a prompt; never without a server, as in a script that imports the host."""
+    server = getattr(PromptServer, "instance", None)
+    return server is not None and bool(server.prompt_queue.currently_running)
 
 
 def _noted(model: Any) -> Noted:
