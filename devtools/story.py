@@ -23,6 +23,7 @@ def tell(client: Client, console: Console, picture: Path) -> None:
     console.heading("Devices that ComfyUI sees")
     console.table([_device_row(device) for device in devices])
 
+    empty = client.get("/debug/memory")["rss"]
     stock = client.run(flux(seed=1))
     picture.write_bytes(stock.images[0])
     console.heading("Placing")
@@ -33,13 +34,11 @@ def tell(client: Client, console: Console, picture: Path) -> None:
         _compare(finished, stock)
         console.line(f"  Placed {title}, it draws the same, bit for bit:")
         console.table([_model_row(row) for row in _models(client) if row["model_class"] == "Flux"], indent="      ")
-    _keeping(client, console, stock)
+    _keeping(client, console, stock, empty)
 
 
-def _keeping(client: Client, console: Console, stock: Finished) -> None:
+def _keeping(client: Client, console: Console, stock: Finished, empty: int) -> None:
     console.heading("Keeping and ejecting")
-    _free(client)
-    empty = client.get("/debug/memory")["rss"]
     workflow = placed(flux(seed=1), "model", keep_loaded="eject")
     for part in ("clip", "vae"):
         workflow = placed(workflow, part, keep_loaded="keep")
@@ -62,7 +61,7 @@ def _keeping(client: Client, console: Console, stock: Finished) -> None:
     client.run(workflow)
     _free(client)
     console.line("  Memory of the ComfyUI process:")
-    rows = [("before", empty), ("with all three models", full), ("after ejecting one", left)]
+    rows = [("at the start", empty), ("with all three models", full), ("after ejecting one", left)]
     rows.append(("after letting all go", client.get("/debug/memory")["rss"]))
     console.table([(name, format_bytes(count)) for name, count in rows], indent="      ")
 
