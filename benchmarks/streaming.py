@@ -153,7 +153,7 @@ def main() -> None:
         flush=True,
     )
     core = host.load(path, dtype) if options.core else None  # of its own: what was placed once rests in other memory
-    from multigpu.host.patcher import ModelStates
+    from multigpu.host.model_states import ModelStates
 
     states = ModelStates()
     rows: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .devices.inventory import Inventory
     from .host.free_flow import FreeFlow
-    from .host.patcher import ModelStates
+    from .host.model_states import ModelStates
     from .host.placing import Placer
 
 LOGGER = "multigpu"
@@ -58,7 +58,7 @@ class Runtime:
     @functools.cached_property
     def states(self) -> ModelStates:
         """The states of all placed models. Only inside ComfyUI."""
-        from .host.patcher import ModelStates
+        from .host.model_states import ModelStates
 
         return ModelStates()
 

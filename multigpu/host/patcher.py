@@ -9,9 +9,7 @@ class it was made from: that is how core's clones for other devices come out rig
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,76 +17,19 @@ from comfy import model_management
 from comfy.patcher_extension import CallbacksMP
 
 from ..devices.caches import trim_heap
-from ..errors import HostError, PlacementNotApplied
+from ..errors import HostError
 from ..plan import CPU, Plan, explain
 from ..plan.spill import spilled
 from ..stream.census import bytes_by_device
-from ..stream.residence import Residence, torch_device
-from ..units import format_bytes
+from ..stream.residence import torch_device
 from .blocks import ROOT, modules_of
 from .marks import mark_loaded
+from .model_states import ATTACHMENT, ModelState, ModelStates, Patches, Placed
 from .originals import FileOriginal, ModelFiles
 from .progress import LoadingBar
+from .proof import prove
 
 log = logging.getLogger("multigpu")
-
-ATTACHMENT = "multigpu.placement"
-
-Patches = tuple[Any, ...]
-"""The host's patches for one weight: (strength, patch, model strength, offset, function) each."""
-
-
-@dataclass(slots=True)
-class ModelState:
-    """What is true of one model on one compute device, whichever clone of its patcher asks."""
-
-    residence: Residence
-    patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    baked: dict[str, Patches] = field(default_factory=dict)
-    loaded_bytes: int = 0
-    counted: dict[str, int] = field(default_factory=dict)
-    """Bytes by device as counted after the last placing."""
-    broken: str | None = None
-
-
-class ModelStates:
-    """The states of all models that were ever placed and still live."""
-
-    def __init__(self) -> None:
-        self._states: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.device, ModelState]]
-        self._states = weakref.WeakKeyDictionary()
-        self._classes: dict[type, type] = {}
-
-    def of(self, patcher: Any) -> ModelState:
-        states = self._states.setdefault(patcher.model, {})
-        state = states.get(patcher.load_device)
-        if state is None:
-            state = states[patcher.load_device] = ModelState(Residence(patcher.load_device))
-            weakref.finalize(patcher.model, state.residence.close).atexit = False
-        return state
-
-    def leave_other_devices(self, patcher: Any) -> None:
-        """A model computes on one device at a time: end what was set up for it on others."""
-        for device, state in self._states.get(patcher.model, {}).items():
-            if device != patcher.load_device:
-                state.residence.forget()
-
-    def placed_class(self, cls: type) -> type:
-        """`cls` with placement mixed in; the same class each time."""
-        if issubclass(cls, PlacedPatcher):
-            return cls
-        if cls not in self._classes:
-            self._classes[cls] = type("Placed" + cls.__name__, (PlacedPatcher, cls), {})
-        return self._classes[cls]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The attachment: a plan, and the states it is carried out on."""
-
-    plan: Plan
-    states: ModelStates
-    poison: bool = False
 
 
 class PlacedPatcher:
@@ -300,19 +241,13 @@ class PlacedPatcher:
         return result
 
 
-def prove(model: torch.nn.Module, plan: Plan) -> dict[str, int]:
-    """Count the bytes that really rest on each device. Raises `PlacementNotApplied` if they are not the plan's."""
-    found = {str(device): count for device, count in bytes_by_device(model).items()}
-    wanted = {str(home): count for home, count in plan.bytes_by_home().items()}
-    slack = max(placement.bytes for placement in plan.placements)
-    if any(abs(found.get(device, 0) - wanted.get(device, 0)) > slack for device in {*found, *wanted}):
-        said = ", ".join(f"{device} {format_bytes(count)}" for device, count in wanted.items())
-        seen = ", ".join(f"{device} {format_bytes(count)}" for device, count in found.items())
-        raise PlacementNotApplied(
-            f"{type(model).__name__} should rest on {said}, but {seen} were counted; "
-            "another extension may have moved the model: remove it from this workflow, and report this message"
-        )
-    return found
+def placed_class(cls: type, states: ModelStates) -> type:
+    """`cls` with placement mixed in; the same class each time."""
+    if issubclass(cls, PlacedPatcher):
+        return cls
+    if cls not in states.classes:
+        states.classes[cls] = type("Placed" + cls.__name__, (PlacedPatcher, cls), {})
+    return states.classes[cls]
 
 
 def _same(done: Patches, wanted: Any) -> bool:

@@ -11,7 +11,8 @@ from comfy.patcher_extension import CallbacksMP
 from ..errors import HostError
 from ..plan import CPU, DeviceBudget, DeviceId, Plan, Request, make_plan
 from .blocks import blocks_of, wanted_dtype
-from .patcher import ATTACHMENT, ModelStates, Placed
+from .model_states import ATTACHMENT, ModelStates, Placed
+from .patcher import placed_class
 from .patches import static_patchers
 
 
@@ -33,7 +34,7 @@ def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -
 def _register(patcher: Any, clone: Any) -> None:
     """Every clone is known to its model's state. Some packs' patchers set the class of their clones themselves."""
     states: ModelStates = patcher.attachments[ATTACHMENT].states
-    clone.__class__ = states.placed_class(type(clone))
+    clone.__class__ = placed_class(type(clone), states)
     states.of(clone).patchers.add(clone)
 
 

@@ -22,7 +22,7 @@ from .blocks import blocks_of
 from .capabilities import HostCapabilities
 from .components import Part, has_patcher, part_of
 from .device_scope import DeviceScope
-from .patcher import ATTACHMENT, ModelStates
+from .model_states import ATTACHMENT, ModelStates
 from .patches import static_patchers
 from .placement import device_id, honour_dtypes, host_budgets, place
 from .retarget import retargeted

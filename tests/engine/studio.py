@@ -16,7 +16,7 @@ class Studio:
     """One picture per recipe: the same with every placement, bit for bit."""
 
     def __init__(self, models: str, kind: str, world: Any) -> None:
-        from multigpu.host.patcher import ModelStates
+        from multigpu.host.model_states import ModelStates
 
         self.kind, self.world = kind, world
         self.accelerators = [] if world is None else world.devices
@@ -24,7 +24,7 @@ class Studio:
         self.models = Path(models)
 
     def forget(self) -> None:
-        from multigpu.host.patcher import ModelStates
+        from multigpu.host.model_states import ModelStates
 
         self.states = ModelStates()
 
