@@ -2,9 +2,9 @@
 
     python tests/gpu/bundle.py COMFYUI_TREE [FOLDER]
 
-FOLDER (`.bundle` by default) gets a slim ComfyUI (without tokenizers, tests and templates) and, under `site/`, the
-wheels that ComfyUI needs and that such a machine lacks. comfy-kitchen goes without its compiled libraries, comfy-aimdo
-(DynamicVRAM) with it. About 15 MB.
+FOLDER (`.bundle` by default) gets a slim ComfyUI (without the largest tokenizers, tests and templates), under `site/`
+the packages that importing it needs and that such a machine lacks, and under `wheels/`, packed, those that only its
+server needs. comfy-kitchen goes without its compiled libraries, comfy-aimdo (DynamicVRAM) with it. About 60 MB.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-KEEP = ("comfy", "comfy_api", "comfy_execution", "comfy_extras", "comfy_config", "utils", "app", "middleware")
-LARGEST_FILE = 200_000
+KEEP = (
+    "alembic_db", "comfy", "comfy_api", "comfy_api_nodes", "comfy_config", "comfy_execution", "comfy_extras", "utils",
+    "api_server", "app", "middleware",
+)  # fmt: skip
+LARGEST_FILE = 2_450_000
 PURE = ("comfy-kitchen==0.2.26", "torchsde==0.2.6", "trampoline==0.1.2")
 NATIVE = ("comfy-aimdo==0.4.11",)
-PLATFORM = ["--platform", "manylinux2014_x86_64", "--python-version", "3.12"]
+SERVER = (
+    "alembic", "annotated-types", "av", "blake3", "Mako", "pydantic", "pydantic-settings", "pydantic_core",
+    "python-dotenv", "simpleeval", "spandrel", "SQLAlchemy", "typing-inspection",
+)  # fmt: skip
+"""The server's packages, pinned in requirements/host.txt; those that a machine with torch and transformers has are
+left out, and what ComfyUI can do without."""
+PLATFORM = ["--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64", "--python-version", "3.12"]
+PINS = Path(__file__).parents[2] / "requirements" / "host.txt"
 
 
 def main(tree: str, folder: str = ".bundle") -> None:
@@ -30,28 +40,23 @@ def main(tree: str, folder: str = ".bundle") -> None:
     for name in KEEP:
         if (Path(tree) / name).is_dir():
             shutil.copytree(Path(tree) / name, host / name, ignore=_too_large)
-    for file in Path(tree).glob("*.py"):
+    for file in [*Path(tree).glob("*.py"), *Path(tree).glob("*.ini"), Path(tree) / "requirements.txt"]:
         shutil.copy(file, host / file.name)
     with tempfile.TemporaryDirectory() as wheels:
-        for options, names in ((["--platform", "any"], PURE), (PLATFORM, NATIVE)):
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "-d",
-                wheels,
-            ]
-            subprocess.run([*command, *options, *names], check=True)
+        _download(wheels, ["--platform", "any"], PURE)
+        _download(wheels, PLATFORM, NATIVE)
         for wheel in Path(wheels).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(target / "site")
+    pinned = [pin for pin in PINS.read_text().splitlines() if pin.partition("==")[0] in SERVER]
+    _download(target / "wheels", PLATFORM, pinned)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     sys.stdout.write(f"{target}: {size / 1e6:.1f} MB\n")
+
+
+def _download(folder: str | Path, platform: list[str], names: list[str] | tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
+    subprocess.run([*command, *platform, *names], check=True)
 
 
 def _too_large(folder: str, names: list[str]) -> set[str]:
