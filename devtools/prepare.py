@@ -12,15 +12,9 @@ from .places import Places
 from .steps import only_one
 
 
-def _alone(places: Places, console: Console) -> contextlib.AbstractContextManager[None]:
-    return only_one(places.dev / "lock", lambda: console.line("  Waiting for another dev.py in this clone"))
-
-
 def prepare(hosts: Sequence[Host], places: Places, console: Console) -> None:
     """The environment, these hosts and the tiny models. A run that was killed is continued where it stopped."""
-    with only_one(
-        places.dev / "lock", lambda: console.line("  Waiting for another dev.py in this clone to finish its set-up")
-    ):
+    with _alone(places, console):
         environment.ensure(places, console)
         for host in hosts:
             fetch.ensure(host, places, console)
@@ -31,7 +25,10 @@ def prepare(hosts: Sequence[Host], places: Places, console: Console) -> None:
 
 def prepare_environment(places: Places, console: Console) -> None:
     """Only the Python environment: enough for lint, types and unit tests."""
-    with only_one(
-        places.dev / "lock", lambda: console.line("  Waiting for another dev.py in this clone to finish its set-up")
-    ):
+    with _alone(places, console):
         environment.ensure(places, console)
+
+
+def _alone(places: Places, console: Console) -> contextlib.AbstractContextManager[None]:
+    waiting = "  Waiting for another dev.py in this clone to finish its set-up"
+    return only_one(places.dev / "lock", lambda: console.line(waiting))
