@@ -58,9 +58,12 @@ def wan(seed: int = 1, *, steps: int = 2, size: int = 64, frames: int = 5) -> Wo
 PLACE = {"model": "MultiGPUPlaceModel", "clip": "MultiGPUPlaceCLIP", "vae": "MultiGPUPlaceVAE"}
 
 
-def placed(workflow: Workflow, part: str, **widgets: Any) -> Workflow:
-    """The workflow with a place node behind its node `part`; everything that used that node uses the place node."""
-    name, source = f"place_{part}", [part, 0]
+def placed(workflow: Workflow, part: str, *, behind: list[Any] | None = None, **widgets: Any) -> Workflow:
+    """The workflow with a place node behind an output, that of its node `part` unless another is named.
+
+    Everything that used that output uses the place node.
+    """
+    name, source = f"place_{part}", behind or [part, 0]
     changed = {
         key: {**each, "inputs": {k: [name, 0] if value == source else value for k, value in each["inputs"].items()}}
         for key, each in workflow.items()

@@ -17,7 +17,6 @@ from tests.host.driver import PACK, Driver
 
 HERE = Path(__file__).parent
 PACKS = {PACK: Places.here().root, "lifecycle_pack": HERE / "lifecycle_pack"}
-PLACE = {"model": "MultiGPUPlaceModel", "clip": "MultiGPUPlaceCLIP", "vae": "MultiGPUPlaceVAE"}
 CLASSES = {"model": "Flux", "clip": "SD3ClipModel_", "vae": "TAESD"}
 FILES = {
     "model": "diffusion_models/toy_flux.safetensors",
@@ -37,11 +36,7 @@ def flux(seed: int, *, lora: float | None = None, after: str | None = None, **ke
     workflow = workflows.flux(seed, steps=1, lora=lora)
     for part, said in keep.items():
         source = ["lora" if part == "model" and lora is not None else part, 0]
-        for its in workflow.values():
-            its["inputs"] = {
-                name: [f"place_{part}", 0] if given == source else given for name, given in its["inputs"].items()
-            }
-        workflow[f"place_{part}"] = node(PLACE[part], **{part: source}, keep_loaded=said)
+        workflow = workflows.placed(workflow, part, behind=source, keep_loaded=said)
     if after is not None:
         workflow["after"] = node(after, value=["sample", 0])
         workflow["decode"]["inputs"]["samples"] = ["after", 0]

@@ -8,27 +8,14 @@ import pytest
 
 from devtools import workflows
 from devtools.client import PromptFailed, RequestFailed, Workflow
-from devtools.workflows import node
+from devtools.workflows import placed
 from tests.host.conftest import StartHost
 from tests.host.driver import Driver
-
-PLACE = {"model": "MultiGPUPlaceModel", "clip": "MultiGPUPlaceCLIP", "vae": "MultiGPUPlaceVAE"}
-
-
-def place(workflow: Workflow, what: str, source: list[Any], **widgets: Any) -> Workflow:
-    """The workflow with a place node between `source` and everything that uses it."""
-    placed = {key: {**value, "inputs": dict(value["inputs"])} for key, value in workflow.items()}
-    for value in placed.values():
-        for name, given in value["inputs"].items():
-            if given == source:
-                value["inputs"][name] = [f"place_{what}", 0]
-    placed[f"place_{what}"] = node(PLACE[what], **{what: source}, **widgets)
-    return placed
 
 
 def everywhere(workflow: Workflow, **widgets: Any) -> Workflow:
     for what in ("model", "clip", "vae"):
-        workflow = place(workflow, what, [what, 0], **widgets)
+        workflow = placed(workflow, what, **widgets)
     return workflow
 
 
@@ -57,7 +44,7 @@ def test_a_checkpoints_three_parts_are_placed(comfy: Driver) -> None:
     stock = comfy.draw(workflows.sd15(seed=32, steps=1))
     workflow = workflows.sd15(seed=32, steps=1)
     for slot, what in enumerate(("model", "clip", "vae")):
-        workflow = place(workflow, what, ["checkpoint", slot], compute_device="cpu")
+        workflow = placed(workflow, what, behind=["checkpoint", slot], compute_device="cpu")
     assert comfy.draw(workflow) == stock
 
 
@@ -84,25 +71,25 @@ def test_a_device_that_is_not_here_passes_validation_and_stops_the_run_with_the_
     comfy: Driver, device: str
 ) -> None:
     with pytest.raises(PromptFailed, match=rf"{device} is not on this machine, which has cpu \(.*choose one of them"):
-        comfy.run(place(workflows.flux(seed=35), "model", ["model", 0], compute_device=device))
+        comfy.run(placed(workflows.flux(seed=35), "model", compute_device=device))
 
 
 def test_a_donor_that_is_not_here_stops_the_run_with_the_list(comfy: Driver) -> None:
     widgets = {"mode": "expert", "expert_mode_allocations": "cpu,50%;cuda:1,50%"}
     with pytest.raises(PromptFailed, match="cuda:1 is not on this machine, which has cpu"):
-        comfy.run(place(workflows.flux(seed=36), "model", ["model", 0], **widgets))
+        comfy.run(placed(workflows.flux(seed=36), "model", **widgets))
 
 
 def test_a_text_that_does_not_parse_is_refused_with_the_column(comfy: Driver) -> None:
     widgets = {"mode": "expert", "expert_mode_allocations": "cpu,lots"}
     with pytest.raises(PromptFailed, match=r"column 5 of 'cpu,lots'"):
-        comfy.run(place(workflows.flux(seed=37), "model", ["model", 0], **widgets))
+        comfy.run(placed(workflows.flux(seed=37), "model", **widgets))
 
 
 def test_falling_back_is_a_setting_and_warns_each_time(start_host: StartHost) -> None:
     own = start_host(environment={"MULTIGPU_FALL_BACK": "on"})
     for seed in (1, 2):
-        own.run(place(workflows.flux(seed=seed, steps=1), "model", ["model", 0], compute_device=f"cuda:{seed}"))
+        own.run(placed(workflows.flux(seed=seed, steps=1), "model", compute_device=f"cuda:{seed}"))
     for seed in (1, 2):
         warned = f"[MultiGPU] cuda:{seed} is not on this machine"
         (line,) = [line for line in own.log().splitlines() if warned in line]

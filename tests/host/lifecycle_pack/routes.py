@@ -27,6 +27,13 @@ def _module(name: str) -> Any:
 
 def add_routes() -> None:
     routes = PromptServer.instance.routes
+    _add_looking(routes)
+    _add_calls(routes)
+    _add_interference(routes)
+
+
+def _add_looking(routes: web.RouteTableDef) -> None:
+    """What is held, and what was seen."""
 
     @routes.get("/lifecycle/history")
     async def history(_: web.Request) -> web.Response:
@@ -46,6 +53,14 @@ def add_routes() -> None:
                 "prompt_handlers": len(PromptServer.instance.on_prompt_handlers),
             }
         )
+
+    @routes.get("/lifecycle/waiting")
+    async def waiting(_: web.Request) -> web.Response:
+        return web.json_response(nodes.WAITING.is_set())
+
+
+def _add_calls(routes: web.RouteTableDef) -> None:
+    """Functions of `multigpu.api`, called as another pack would."""
 
     @routes.post("/lifecycle/let_go")
     async def let_go(_: web.Request) -> web.Response:
@@ -68,15 +83,6 @@ def add_routes() -> None:
         snapshot = _module("api").multigpu_memory_log(wanted["identifier"], wanted["tag"], as_json=wanted["as_json"])
         return web.json_response({"line": snapshot.line(), "load": _module("api").comfyui_memory_load("asked")})
 
-    @routes.post("/lifecycle/flag")
-    async def flag(request: web.Request) -> web.Response:
-        """Set the attribute by hand, as another pack may."""
-        wanted = await request.json()
-        for entry in model_management.current_loaded_models:
-            if type(entry.model.model).__name__ == wanted["model"]:
-                setattr(entry.model.model, _module("api").FLAG, wanted["flag"])
-        return web.Response()
-
     @routes.post("/lifecycle/anchor")
     async def anchor(request: web.Request) -> web.Response:
         wanted = (await request.json())["model"]
@@ -93,6 +99,19 @@ def add_routes() -> None:
     async def soft_empty(request: web.Request) -> web.Response:
         model_management.soft_empty_cache(**await request.json())
         return web.json_response(_module("api").soft_empty_cache_multigpu())
+
+
+def _add_interference(routes: web.RouteTableDef) -> None:
+    """What other packs and users may do at a bad moment."""
+
+    @routes.post("/lifecycle/flag")
+    async def flag(request: web.Request) -> web.Response:
+        """Set the attribute by hand, as another pack may."""
+        wanted = await request.json()
+        for entry in model_management.current_loaded_models:
+            if type(entry.model.model).__name__ == wanted["model"]:
+                setattr(entry.model.model, _module("api").FLAG, wanted["flag"])
+        return web.Response()
 
     @routes.post("/lifecycle/sabotage")
     async def sabotage(_: web.Request) -> web.Response:
@@ -115,7 +134,3 @@ def add_routes() -> None:
         (nodes.GATE.set if (await request.json())["open"] else nodes.GATE.clear)()
         nodes.WAITING.clear()
         return web.Response()
-
-    @routes.get("/lifecycle/waiting")
-    async def waiting(_: web.Request) -> web.Response:
-        return web.json_response(nodes.WAITING.is_set())
