@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +79,59 @@ ARCHIVED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "a
     "core"
 ]
 FILES = {"unet_name": "toy_flux.safetensors", "vae_name": "toy_taef1.safetensors", "weight_dtype": "fp8_e4m3fn",
-         "type": "sd3", "dequant_dtype": "default"} | CHECKPOINT | CONTROL  # fmt: skip
+         "type": "sd3", "dequant_dtype": "default", "model_path": "placeholder"} | CHECKPOINT | CONTROL  # fmt: skip
+VISION = "placeholder.safetensors"
 
 
-def test_archived_workflows_in_api_form_validate_with_devices_of_another_machine(comfy: Driver) -> None:
-    """All nodes in one prompt, but for those whose files the tiny models do not have."""
+@pytest.fixture
+def placeholders(comfy: Driver) -> Iterator[None]:
+    """Names, for loaders whose models cannot be made small: a CLIP vision model and a diffusers folder."""
+    folder = comfy.server.spec.base / "models"
+    vision, diffusers = folder / "clip_vision" / VISION, folder / "diffusers" / "placeholder"
+    vision.parent.mkdir(parents=True, exist_ok=True)
+    diffusers.mkdir(parents=True)
+    vision.touch()
+    (diffusers / "model_index.json").touch()
+    yield
+    vision.unlink()
+    shutil.rmtree(diffusers)
+
+
+def archived_node(node_id: str) -> dict[str, Any]:
+    """A node as a workflow from a machine with four GPUs has it, with every input given."""
+    inputs: dict[str, Any] = {}
+    for given in ARCHIVED[node_id]["inputs"]:
+        name = given["name"]
+        file = VISION if node_id.startswith("CLIPVision") else "toy_clip_l.safetensors"
+        inputs[name] = ["model", 0] if given["type"] == "MODEL" else given.get("default", FILES.get(name, file))
+        inputs[name] = "cuda:3" if name.endswith("device") else inputs[name]
+    return node(node_id, **inputs)
+
+
+def test_archived_workflows_in_api_form_validate_with_devices_of_another_machine(
+    comfy: Driver, placeholders: None
+) -> None:
+    """All nodes in one prompt, which runs until the first of them asks for its device."""
     prompt: Workflow = {"model": flux()["model"]}
-    for node_id, archived in ARCHIVED.items():
-        inputs: dict[str, Any] = {}
-        for given in archived["inputs"]:
-            name = given["name"]
-            other = "cuda:3" if name.endswith("device") else FILES.get(name, "toy_clip_l.safetensors")
-            inputs[name] = ["model", 0] if given["type"] == "MODEL" else given.get("default", other)
-            inputs[name] = "cuda:3" if name.endswith("device") else inputs[name]
-        if not node_id.startswith(("CLIPVision", "Diffusers")):
-            prompt[node_id] = node(node_id, **inputs)
-            prompt[f"show {node_id}"] = node("PreviewAny", source=[node_id, 0])
+    for node_id in ARCHIVED:
+        prompt[node_id] = archived_node(node_id)
+        prompt[f"show {node_id}"] = node("PreviewAny", source=[node_id, 0])
     answer = comfy.client.post("/prompt", {"prompt": prompt})
     assert answer["node_errors"] == {}
     with pytest.raises(PromptFailed, match="cuda:3 is not on this machine"):
         comfy.client.finish(answer["prompt_id"])
+
+
+@pytest.mark.parametrize(
+    "node_id", [node_id for node_id in ARCHIVED if node_id.startswith(("CLIPVision", "Diffusers"))]
+)
+def test_a_device_that_is_not_here_stops_the_run_before_a_file_is_opened(
+    comfy: Driver, placeholders: None, node_id: str
+) -> None:
+    """The files are empty: opening one would be another error."""
+    prompt = {"load": archived_node(node_id), "show": node("PreviewAny", source=["load", 0])}
+    with pytest.raises(PromptFailed, match="cuda:3 is not on this machine"):
+        comfy.run(prompt)
 
 
 def test_a_file_that_is_not_here_is_still_refused_by_validation(comfy: Driver) -> None:
