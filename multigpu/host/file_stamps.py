@@ -15,8 +15,13 @@ MODEL_FILES = (".safetensors", ".sft", ".ckpt", ".pt", ".pt2", ".pth", ".bin", "
 
 def stamps_of(patchers: Iterable[Any], inputs: Mapping[str, Any]) -> frozenset[Stamp]:
     """The files behind patchers, as their loaders noted them; otherwise those that a node's inputs name."""
-    paths = {path for patcher in patchers for path in _noted(getattr(patcher, "cached_patcher_init", None))}
-    return frozenset(stamp(path) for path in paths or set(_named(inputs)))
+    paths = {path for patcher in patchers for path in files_of(patcher)}
+    return frozenset(stamp(path) for path in paths or set(files_named(inputs)))
+
+
+def files_of(patcher: Any) -> Iterator[str]:
+    """The files behind a patcher, as its loader noted them."""
+    return _noted(getattr(patcher, "cached_patcher_init", None))
 
 
 def _noted(value: Any) -> Iterator[str]:
@@ -28,11 +33,20 @@ def _noted(value: Any) -> Iterator[str]:
             yield from _noted(item)
 
 
-def _named(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Files in the host's model folders that go by the name of an input."""
+def files_named(inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Model files in the host's folders that go by the name of an input, or are in a diffusers folder of that name."""
     for name in inputs.values():
         if isinstance(name, str) and name.lower().endswith(MODEL_FILES):
             for folder in list(folder_paths.folder_names_and_paths):
                 path = folder_paths.get_full_path(folder, name)
                 if path is not None:
                     yield path
+        elif isinstance(name, str):
+            for root in folder_paths.get_folder_paths("diffusers"):
+                yield from _inside(os.path.join(root, name))
+
+
+def _inside(folder: str) -> Iterator[str]:
+    if os.path.isfile(os.path.join(folder, "model_index.json")):
+        for where, _, files in os.walk(folder):
+            yield from (os.path.join(where, file) for file in files if file.lower().endswith(MODEL_FILES))

@@ -11,9 +11,11 @@ from comfy.patcher_extension import CallbacksMP
 from ..errors import HostError
 from ..plan import CPU, DeviceBudget, DeviceId, Plan, Request, make_plan
 from .blocks import blocks_of, wanted_dtype
+from .file_stamps import files_of
 from .model_states import ATTACHMENT, ModelStates, Placed
 from .patcher import placed_class
 from .patches import static_patchers
+from .reading import reading
 
 
 def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -> Any:
@@ -46,7 +48,7 @@ def static_clone(patcher: Any) -> Any:
             "placed while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with "
             "--disable-dynamic-vram"
         )
-    with static_patchers():
+    with static_patchers(), reading(files_of(patcher)):
         clone = patcher.clone(disable_dynamic=True)
     honour_dtypes(clone.model)
     take_over(clone)

@@ -14,7 +14,9 @@ import torch
 from comfy import model_management
 
 from .device_scope import DeviceScope
+from .file_stamps import files_of
 from .placement import static_clone, take_over
+from .reading import reading
 
 CPU = torch.device("cpu")
 
@@ -51,7 +53,7 @@ def unload(patcher: Any) -> None:
 
 def _reloaded(patcher: Any, device: torch.device, scope: DeviceScope) -> Any:
     """Read again, in the types that suit the device."""
-    with scope.on(device):
+    with scope.on(device), reading(files_of(patcher)):
         if patcher.is_dynamic() and device == CPU:
             return static_clone(patcher)
         own = patcher.deepclone_multigpu(new_load_device=device)

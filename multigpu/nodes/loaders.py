@@ -108,7 +108,7 @@ def loader_node(
         def execute(cls, **given: Any) -> Any:
             values = {**defaults(cls.define_schema().inputs), **given}
             if not keeps:
-                return io.NodeOutput(*load(values))
+                return io.NodeOutput(*with_bar(values, load))
             keep = read_keep(values.pop("keep_loaded"))
             return io.NodeOutput(*kept(once(node_id, values, load), keep))
 
@@ -136,8 +136,17 @@ def kept(components: tuple[Any, ...], keep: str) -> tuple[Any, ...]:
 def once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
     """What `load` makes of the values, or made of them before while that lives: `keep_loaded` alone loads nothing."""
     if not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
-        return load(values)  # an input that is a model: the host's own cache knows whether it is the same
-    return load_once(f"{node_id} {json.dumps(values, sort_keys=True)}", lambda: load(values))
+        return with_bar(values, load)  # an input that is a model: the host's own cache knows whether it is the same
+    return load_once(f"{node_id} {json.dumps(values, sort_keys=True)}", lambda: with_bar(values, load))
+
+
+def with_bar(values: dict[str, Any], load: Load) -> tuple[Any, ...]:
+    """What `load` makes of the values, with the reading of the files they name shown in the node's progress bar."""
+    from ..host.file_stamps import files_named
+    from ..host.reading import reading
+
+    with reading(files_named(values)):
+        return load(values)
 
 
 def loader_schema(
