@@ -47,6 +47,20 @@ What is freed at this point of the workflow stays freed until something needs it
 pack's folder tells who stays and who leaves.
 """
 
+REPORT = """
+Leave it alone on the canvas, or connect `value` to say when: the report is made once the value is there. The text
+appears on the node, and comes out as `report`.
+
+- **RAM** and each device: what all programs use. *Cached by the allocator* is memory that ComfyUI's process has taken
+  from the device and does not use.
+- **Loaded models**: what was said about each (`default`, `keep`, `eject`), where it computes, and the bytes of its
+  weights that were counted on each device. With DynamicVRAM the bytes on `cpu` are those of the file, which the system
+  reads and drops by itself; what is on the device is a copy of some of them.
+- **Held for later prompts**: models that stay although ComfyUI has forgotten the node that loaded them.
+
+It runs every time, and so does what comes behind its output `value`. To look without that, connect its input alone.
+"""
+
 SELECTOR = """
 For nodes of other packs that take a device by name.
 """
@@ -60,6 +74,7 @@ def help_text(node_id: str) -> str:
     """The part that no schema can tell."""
     named = {
         "MultiGPUFreeMemory": FREE,
+        "MultiGPUMemoryReport": REPORT,
         "DeviceSelectorMultiGPU": SELECTOR,
         "UNetLoaderLP": LOW_PRECISION,
         "MultiGPUPlaceControlNet": PLACE + CONTROL_NET,

@@ -39,7 +39,8 @@ TITLES = {
     "zh": {
         "MultiGPUPlaceModel": "放置模型", "MultiGPUPlaceCLIP": "放置 CLIP", "MultiGPUPlaceVAE": "放置 VAE",
         "MultiGPUPlaceControlNet": "放置 ControlNet", "MultiGPUPlaceCLIPVision": "放置 CLIP 视觉",
-        "MultiGPUFreeMemory": "释放内存", "DeviceSelectorMultiGPU": "设备选择 (MultiGPU)",
+        "MultiGPUFreeMemory": "释放内存", "MultiGPUMemoryReport": "内存报告",
+        "DeviceSelectorMultiGPU": "设备选择 (MultiGPU)",
         "UNETLoaderMultiGPU": "加载扩散模型 (MultiGPU)", "UNETLoaderDisTorch2MultiGPU": "加载扩散模型 (DisTorch2)",
         "CheckpointLoaderSimpleMultiGPU": "加载 Checkpoint (MultiGPU)",
         "CheckpointLoaderSimpleDisTorch2MultiGPU": "加载 Checkpoint (DisTorch2)",
@@ -50,6 +51,7 @@ TITLES = {
         "MultiGPUPlaceModel": "Modell platzieren", "MultiGPUPlaceCLIP": "CLIP platzieren",
         "MultiGPUPlaceVAE": "VAE platzieren", "MultiGPUPlaceControlNet": "ControlNet platzieren",
         "MultiGPUPlaceCLIPVision": "CLIP Vision platzieren", "MultiGPUFreeMemory": "Speicher freigeben",
+        "MultiGPUMemoryReport": "Speicherbericht",
         "DeviceSelectorMultiGPU": "Gerät wählen (MultiGPU)",
         "UNETLoaderMultiGPU": "Diffusionsmodell laden (MultiGPU)",
         "UNETLoaderDisTorch2MultiGPU": "Diffusionsmodell laden (DisTorch2)",

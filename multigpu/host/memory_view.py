@@ -12,6 +12,7 @@ from comfy import model_management
 from ..devices.backends import Device, free_bytes
 from ..devices.caches import cached_bytes
 from ..lifecycle.policy import FLAG, Standing, standing_of
+from ..stream.census import bytes_by_device
 from ..telemetry.snapshot import DeviceMemory, ModelMemory, Snapshot
 
 
@@ -52,11 +53,16 @@ def _device(device: Device) -> DeviceMemory:
 
 
 def _model(patcher: Any) -> ModelMemory:
-    model = patcher.model
+    model, device, loaded = patcher.model, str(patcher.load_device), int(patcher.loaded_size())
+    resting = {str(where): count for where, count in bytes_by_device(model).items() if where.type != "meta"}
+    if patcher.is_dynamic() and loaded:
+        resting[device] = max(resting.get(device, 0), loaded)
     return ModelMemory(
         name=type(model).__name__,
         id=id(model),
-        device=str(patcher.load_device),
-        loaded_bytes=int(patcher.loaded_size()),
+        device=device,
+        loaded_bytes=loaded,
         standing=standing(model).value,
+        resting=resting,
+        dynamic=patcher.is_dynamic(),
     )

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
-__all__ = ["io"]
+__all__ = ["io", "ui"]

@@ -17,6 +17,7 @@ class Feature(Enum):
     PLACEMENT = "placement"
     DEVICES = "device choice"
     LIFECYCLE = "keep and eject"
+    REPORT = "memory report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,14 @@ class Symbol:
 _PATCHER = "comfy.model_patcher"
 _MEMORY = "comfy.model_management"
 _N, _P, _D, _L = Feature.NODES, Feature.PLACEMENT, Feature.DEVICES, Feature.LIFECYCLE
+_R = Feature.REPORT
 
 SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy_api.latest", "ComfyExtension", _N, "what the entry point returns"),
     Symbol("comfy_api.latest", "io.ComfyNode", _N, "base of our nodes"),
     Symbol("comfy_api.latest", "io.Schema", _N, "inputs and outputs of our nodes",
            keywords=("node_id", "inputs", "outputs")),
+    Symbol("comfy_api.latest", "ui.PreviewText", _N, "a report among a prompt's outputs", ("value",)),
     Symbol("comfy.options", "enable_args_parsing", _N, "multigpu doctor: the host on a machine without accelerator"),
     Symbol("nodes", "NODE_CLASS_MAPPINGS", _N, "loaders of the host and of other packs, looked up when a node runs"),
     Symbol("folder_paths", "get_full_path_or_raise", _N, "the file behind a name", ("folder_name", "filename")),
@@ -132,4 +135,5 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_MEMORY, "cpu_mode", _L, "whether there are accelerators to look at"),
     Symbol("folder_paths", "folder_names_and_paths", _L, "the files a loader's inputs name"),
     Symbol("folder_paths", "get_full_path", _L, "the file behind a name", ("folder_name", "filename")),
+    Symbol("server", "PromptServer.send_progress_text", _R, "the report on its node", ("text", "node_id")),
 )  # fmt: skip

@@ -21,6 +21,7 @@ def _makers() -> tuple[Callable[[Runtime], NodeList], ...]:
     from .checkpoints import checkpoint_nodes
     from .free_memory import free_memory_nodes
     from .loaders import loader_nodes
+    from .memory_report import memory_report_nodes
     from .place import place_nodes
 
-    return (place_nodes, free_memory_nodes, loader_nodes, checkpoint_nodes)
+    return (place_nodes, free_memory_nodes, memory_report_nodes, loader_nodes, checkpoint_nodes)

@@ -20,13 +20,20 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """One loaded model. `standing` is default, keep or eject; `id` is that of the inner model."""
+    """One loaded model. `standing` is default, keep or eject; `id` is that of the inner model.
+
+    `device` is where it computes, `loaded_bytes` what the host counts as loaded there. `resting` are the bytes counted
+    on each device; with `dynamic` (DynamicVRAM) those of the CPU are mapped from the file, and what is loaded is a copy
+    of some of them.
+    """
 
     name: str
     id: int
     device: str
     loaded_bytes: int
     standing: str
+    resting: dict[str, int]
+    dynamic: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ import pytest
 from devtools.client import Workflow
 from devtools.hosts import HOSTS, Host
 from devtools.server import Server
+from devtools.workflows import node
+from multigpu.units import format_bytes
 from tests.host.driver import spec_for
 from tests.host.lifecycle import BOTH, PACKS, Keeper, flux, own_models
 from tests.sim import simdev
@@ -114,6 +116,24 @@ def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) ->
     assert set(state["allocated"].values()) == {0}
     assert state["pinned_bytes"] == 0, "no pinned page is left"
     assert machine.models() == []
+
+
+def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
+    """What the debug pack counts on each device, and each device's memory with its cache."""
+    workflow = flux(95, model="keep")
+    spread = {"compute_device": ZERO, "mode": "expert", "expert_mode_allocations": f"{ZERO},30%;{ONE},40%;cpu,30%"}
+    workflow["place_model"]["inputs"] |= spread
+    workflow["report"] = node("MultiGPUMemoryReport", value=["sample", 0])
+    (text,) = machine.run(workflow).history["outputs"]["report"]["text"]
+    (row,) = [row for row in machine.models() if row["model_class"] == "Flux"]
+    resting = {device: format_bytes(count) for device, count in row["storages"].items()}
+    assert resting.keys() == {ZERO, ONE, "cpu"}
+    places = ", ".join(f"{resting[device]} on {device}" for device in (ZERO, "cpu", ONE))
+    lines = text.splitlines()
+    assert f"- Flux (keep) computes on {ZERO}: {places}" in lines
+    devices = [line for line in lines if line.startswith(f"{KIND}:")]
+    assert [line.partition(": ")[0] for line in devices] == [ZERO, ONE, TWO]
+    assert all(" of 6.00 GiB used, " in line and line.endswith(" cached by the allocator") for line in devices)
 
 
 def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:

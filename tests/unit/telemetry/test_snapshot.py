@@ -16,7 +16,7 @@ GiB = 1024**3
 def snapshot(identifier: str = "free 3", tag: str = "post-unload") -> Snapshot:
     return Snapshot(
         identifier, tag, 1.5, 2 * GiB, 12 * GiB, 32 * GiB, (DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, 0),),
-        (ModelMemory("Flux", 7, "cuda:0", 4 * GiB, "keep"),), 1,
+        (ModelMemory("Flux", 7, "cuda:0", 4 * GiB, "keep", {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, False),), 1,
     )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ def test_the_json_is_one_line_with_every_field() -> None:
     assert told["devices"] == [{"device": "cuda:0", "free": 20 * GiB, "total": 24 * GiB, "cached": 0}]
     assert told["models"][0] == {
         "name": "Flux", "id": 7, "device": "cuda:0", "loaded_bytes": 4 * GiB, "standing": "keep",
+        "resting": {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, "dynamic": False,
     }  # fmt: skip
 
 

@@ -1,0 +1,52 @@
+"""Memory Report: what is in memory at this point of the workflow, as text on the node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..host.surface import Feature
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+
+NODE_ID = "MultiGPUMemoryReport"
+
+DESCRIPTION = (
+    "Shows what is in memory at this point of the workflow: every device, RAM, and every loaded model with the devices "
+    "on which its weights rest. Works alone, or between two nodes."
+)
+VALUE_TIP = "Anything, or nothing. It comes out unchanged; the report is made once it is there."
+
+
+def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
+    from ..host.node_api import io, ui
+
+    class MemoryReport(io.ComfyNode):
+        @classmethod
+        def define_schema(cls) -> Any:
+            return io.Schema(
+                node_id=NODE_ID,
+                display_name="Memory Report",
+                category="multigpu",
+                description=DESCRIPTION,
+                search_aliases=["multigpu", "vram", "ram", "usage", "devices", "loaded models"],
+                inputs=[io.AnyType.Input("value", optional=True, tooltip=VALUE_TIP)],
+                outputs=[io.AnyType.Output(display_name="value"), io.String.Output(display_name="report")],
+                is_output_node=True,
+            )
+
+        @classmethod
+        def fingerprint_inputs(cls, value: Any = None) -> float:
+            """Unlike any other: memory changes without any input changing."""
+            return float("nan")
+
+        @classmethod
+        def execute(cls, value: Any = None) -> Any:
+            runtime.capabilities.need(Feature.REPORT)
+            from ..host.memory_report import report_now
+
+            text = report_now(runtime.free_flow)
+            return io.NodeOutput(value, text, ui=ui.PreviewText(text))
+
+    MemoryReport.__name__ = MemoryReport.__qualname__ = NODE_ID
+    return [MemoryReport]
