@@ -51,9 +51,7 @@ class Runtime:
     @functools.cached_property
     def inventory(self) -> Inventory:
         """The devices of this machine; probed when first asked."""
-        from .devices.inventory import Inventory
-
-        return Inventory()
+        return new_inventory()
 
     @functools.cached_property
     def states(self) -> ModelStates:
@@ -90,6 +88,14 @@ class Runtime:
         from .nodes import all_nodes
 
         return all_nodes(self)
+
+
+def new_inventory() -> Inventory:
+    """The devices of this machine, with links and compute rates measured as the engine uses them. Needs torch."""
+    from .devices.inventory import Inventory
+    from .stream.speeds import layer_flops, link_bandwidth
+
+    return Inventory(measure_link=link_bandwidth, measure_flops=layer_flops)
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""`multigpu doctor`: is this ComfyUI as the pack expects it? Prints every host symbol it touches, and what is off."""
+"""`multigpu doctor`: is this ComfyUI as the pack expects it? Prints every host symbol it touches, and what is off.
+
+Prints the devices of this machine too, with the speeds that plans count on.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import argparse
 import platform
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import InputError
 from ..host import capabilities, outside
 from ..host.surface import Feature
+from ..runtime import new_inventory
+
+if TYPE_CHECKING:
+    from ..devices.inventory import Inventory
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -27,16 +35,26 @@ def run(arguments: Sequence[str]) -> int:
     outside.enter(tree.resolve())
     found = capabilities.probe()
     print(report(found, list_all=options.all))
-    print(devices())
+    print(devices(new_inventory()))
     return int(any(True for _ in found.features_off()))
 
 
-def devices() -> str:
-    """The devices of this machine, and a line for each backend that is installed but broken. Needs torch."""
-    from ..devices.inventory import Inventory
+def devices(inventory: Inventory) -> str:
+    """The devices of this machine, what they achieve, and a line for each backend that is installed but broken."""
+    lines = ["", f"Devices       {inventory.describe()}", *(f"  {problem}" for problem in inventory.problems)]
+    if inventory.accelerators:
+        lines += ["", "Measured speeds: computing, and copying from other devices"]
+    for device in inventory.accelerators:
+        speeds = [f"compute {_figure(inventory.flops(device.id), 1e12, 'TFLOP/s')}"]
+        for home in inventory.devices:
+            if home.id != device.id:
+                speeds.append(f"from {home.label} {_figure(inventory.bandwidth(home.id, device.id), 1e9, 'GB/s')}")
+        lines.append(f"  {device.label:<12}{', '.join(speeds)}")
+    return "\n".join(lines)
 
-    inventory = Inventory()
-    return "\n".join(["", f"Devices       {inventory.describe()}", *(f"  {problem}" for problem in inventory.problems)])
+
+def _figure(figure: float | None, unit: float, name: str) -> str:
+    return "not measured" if figure is None else f"{figure / unit:g} {name}"
 
 
 def report(found: capabilities.HostCapabilities, *, list_all: bool) -> str:

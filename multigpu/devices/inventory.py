@@ -1,4 +1,4 @@
-"""All devices of the machine: probed once, when first asked for."""
+"""All devices of the machine and the links between them: probed and measured once, when first asked for."""
 
 from __future__ import annotations
 
@@ -26,18 +26,36 @@ class Found:
     problems: tuple[str, ...]
 
 
+Measure = Callable[..., float | None]
+"""Takes one or two devices; None where it cannot be measured. Never raises."""
+
+
+def unmeasured(*devices: DeviceId) -> float | None:
+    """Knows no figure."""
+    return None
+
+
 class Inventory:
-    """The devices of this machine. Safe to use from any thread; a broken backend is reported and otherwise absent."""
+    """The devices of this machine. Safe to use from any thread; a broken backend is reported and otherwise absent.
+
+    `measure_link` takes a home and a compute device and gives bytes per second, `measure_flops` takes a compute device.
+    """
 
     def __init__(
         self,
         backends: Callable[[], Sequence[Backend]] = all_backends,
         look: Callable[[Backend], list[Device]] = probe,
+        measure_link: Measure = unmeasured,
+        measure_flops: Measure = unmeasured,
     ) -> None:
         self._backends = backends
         self._look = look
+        self._measure_link = measure_link
+        self._measure_flops = measure_flops
         self._found: Found | None = None
+        self._figures: dict[tuple[DeviceId, ...], float | None] = {}
         self._lock = threading.Lock()
+        self._measuring = threading.Lock()
 
     def found(self) -> Found:
         with self._lock:
@@ -77,6 +95,27 @@ class Inventory:
     def free(self, device: DeviceId) -> int | None:
         """Free bytes now, as driver or operating system tell; None where they do not."""
         return int(psutil.virtual_memory().available) if device.is_cpu else free_bytes(device)
+
+    def bandwidth(self, home: DeviceId, compute: DeviceId) -> float | None:
+        """Bytes per second from `home` to `compute`; None where that cannot be measured, or is no link."""
+        return None if home == compute else self._figure(self._measure_link, home, compute)
+
+    def flops(self, compute: DeviceId) -> float | None:
+        """Floating-point operations per second that `compute` achieves; None where that cannot be measured."""
+        return self._figure(self._measure_flops, compute)
+
+    def _figure(self, measure: Measure, *devices: DeviceId) -> float | None:
+        """Measured once, also when that gives None; one measurement at a time, so that none disturbs another.
+
+        Two significant digits: what varies from run to run shall not make another plan.
+        """
+        if devices[-1].is_cpu:
+            return None
+        with self._measuring:
+            if devices not in self._figures:
+                figure = measure(*devices)
+                self._figures[devices] = None if figure is None else float(f"{figure:.2g}")
+            return self._figures[devices]
 
     def device(self, wanted: DeviceId) -> Device:
         """Raises `UnknownDevice` with the list of those that are here."""

@@ -18,6 +18,8 @@ Event = Any
 """A device event, or None where everything is synchronous."""
 
 BOUNCE_BYTES = 16 << 20
+TRIAL_BYTES = 32 << 20
+"""What is copied to measure a lane."""
 
 
 class Lane(Protocol):
@@ -132,7 +134,8 @@ def open_lane(home: torch.device, compute: torch.device) -> Lane:
     if home.type == "cpu" or peer_access(compute, home):
         return StreamLane(home, compute)
     lanes: list[Lane] = [StreamLane(home, compute), BounceLane(home, compute)]
-    best = min(lanes, key=lambda lane: seconds_per_copy(lane, home, compute))
+    source, target = allocate(TRIAL_BYTES, home), allocate(TRIAL_BYTES, compute)
+    best = min(lanes, key=lambda lane: seconds_per_copy(lane, source, target))
     for lane in lanes:
         if lane is not best:
             lane.close()
@@ -145,19 +148,19 @@ def peer_access(compute: torch.device, home: torch.device) -> bool:
     return True if ask is None else bool(ask(compute.index, home.index))
 
 
-def seconds_per_copy(lane: Lane, home: torch.device, compute: torch.device, count: int = 32 << 20) -> float:
-    """Seconds to copy `count` bytes, by the compute device's own clock, the second of two tries."""
-    module = device_module(compute)
-    source, target = allocate(count, home), allocate(count, compute)
-    module.synchronize(home)
-    module.synchronize(compute)
-    elapsed = 0.0
-    for _ in range(2):
+def seconds_per_copy(lane: Lane, source: torch.Tensor, target: torch.Tensor, tries: int = 3) -> float:
+    """Seconds to copy `source` to `target`, on a device with streams, by that device's own clock: the fastest try."""
+    module = device_module(target.device)
+    for device in {source.device, target.device}:
+        if device.type != "cpu":
+            module.synchronize(device)
+    stream = module.current_stream(target.device)
+    elapsed = []
+    for _ in range(tries):
         begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        begin.record(module.current_stream(compute))
-        done = lane.copy(target, source, [begin])
-        module.current_stream(compute).wait_event(done)
-        end.record(module.current_stream(compute))
+        begin.record(stream)
+        stream.wait_event(lane.copy(target, source, [begin]))
+        end.record(stream)
         end.synchronize()
-        elapsed = begin.elapsed_time(end) / 1e3
-    return float(elapsed)
+        elapsed.append(float(begin.elapsed_time(end)))
+    return min(elapsed) / 1e3

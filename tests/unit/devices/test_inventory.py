@@ -94,6 +94,81 @@ def test_it_is_probed_once_and_not_before_it_is_asked() -> None:
     assert seen == [backend.type for backend in BACKENDS]
 
 
+class Stopwatch:
+    """Measures as told and remembers what it was asked."""
+
+    def __init__(self, *figures: float | None) -> None:
+        self.figures = list(figures)
+        self.asked: list[tuple[DeviceId, ...]] = []
+
+    def __call__(self, *devices: DeviceId) -> float | None:
+        self.asked.append(devices)
+        return self.figures.pop(0)
+
+
+FIRST, SECOND = DeviceId("cuda", 0), DeviceId("cuda", 1)
+
+
+def test_links_are_measured_once_for_each_direction() -> None:
+    links = Stopwatch(53.64e9, 12.4e9, 19.96e9)
+    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=links)
+    assert links.asked == []
+    for _ in range(2):
+        assert inventory.bandwidth(CPU, FIRST) == 54e9
+        assert inventory.bandwidth(SECOND, FIRST) == 12e9
+        assert inventory.bandwidth(FIRST, SECOND) == 20e9
+    assert links.asked == [(CPU, FIRST), (SECOND, FIRST), (FIRST, SECOND)]
+
+
+def test_compute_rates_are_measured_once_for_each_device() -> None:
+    rates = Stopwatch(657.3e12, 8.049e12)
+    inventory = Inventory(lambda: BACKENDS, two_cards, measure_flops=rates)
+    for _ in range(2):
+        assert inventory.flops(FIRST) == 660e12
+        assert inventory.flops(SECOND) == 8e12
+    assert rates.asked == [(FIRST,), (SECOND,)]
+
+
+def test_what_cannot_be_measured_is_not_tried_again() -> None:
+    links, rates = Stopwatch(None), Stopwatch(None)
+    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=links, measure_flops=rates)
+    for _ in range(2):
+        assert inventory.bandwidth(CPU, FIRST) is None
+        assert inventory.flops(FIRST) is None
+    assert len(links.asked) == len(rates.asked) == 1
+
+
+def test_nothing_is_measured_for_computing_on_the_cpu_or_from_a_device_to_itself() -> None:
+    never = Stopwatch()
+    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=never, measure_flops=never)
+    assert inventory.bandwidth(FIRST, CPU) is None
+    assert inventory.bandwidth(FIRST, FIRST) is None
+    assert inventory.flops(CPU) is None
+    assert never.asked == []
+
+
+def test_threads_that_ask_together_wait_for_one_measurement() -> None:
+    begun, asked = threading.Event(), []
+
+    def slow(*devices: DeviceId) -> float:
+        asked.append(devices)
+        begun.set()
+        threading.Event().wait(0.05)  # the others ask meanwhile
+        return 25e9
+
+    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=slow)
+    figures: list[float | None] = []
+    threads = [threading.Thread(target=lambda: figures.append(inventory.bandwidth(CPU, FIRST))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(10)
+    assert inventory.labels()[0] == "cuda:0", "measuring does not hold up who only asks for the devices"
+    for thread in threads:
+        thread.join()
+    assert figures == [25e9] * 8
+    assert asked == [(CPU, FIRST)]
+
+
 def test_this_machine_is_probed_without_an_error() -> None:
     inventory = Inventory()
     assert inventory.problems == ()

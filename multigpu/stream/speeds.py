@@ -1,0 +1,113 @@
+"""What links and devices achieve, measured as streaming uses them. None where it cannot be measured.
+
+A measurement takes milliseconds and tens of MiB, which are given back with everything else that was cached on the
+device. It waits for the devices it measures, so it belongs between runs and not into one. The current device and stream
+stay what they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+import torch
+
+from ..devices.caches import clear_caches
+from ..plan import DeviceId
+from .arena import Arena, allocate
+from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy
+from .residence import torch_device
+
+log = logging.getLogger("multigpu")
+
+WIDTH = 3072
+"""Of the layer that is computed: the width of Flux."""
+TOKENS = (16, 256, 4096)
+"""Rows of its input, from the cheapest trial to those of a picture of 1024x1024."""
+LONG_ENOUGH = 2e-3
+"""Seconds above which a larger trial would cost more than it tells."""
+
+
+def link_bandwidth(home: DeviceId, compute: DeviceId) -> float | None:
+    """Bytes per second from `home` to `compute`, through the lane that streaming would use; RAM is pinned for it."""
+    what = f"the link from {home} to {compute}"
+    return _attempt(what, [home, compute], lambda: _bandwidth(torch_device(home), torch_device(compute)))
+
+
+def layer_flops(compute: DeviceId) -> float | None:
+    """Floating-point operations per second in a layer of an image model, in bf16 (fp16 where that is emulated)."""
+    return _attempt(f"the compute rate of {compute}", [compute], lambda: _flops(torch_device(compute)))
+
+
+def _attempt(what: str, devices: list[DeviceId], measure: Callable[[], float | None]) -> float | None:
+    try:
+        figure = measure()
+        clear_caches(device for device in devices if not device.is_cpu)
+    except Exception:  # a vendor's module may raise anything, and there may be no room
+        log.debug("[MultiGPU] %s cannot be measured", what, exc_info=True)
+        return None
+    return figure
+
+
+def _bandwidth(home: torch.device, compute: torch.device) -> float | None:
+    if device_module(compute) is None or home == compute:
+        return None
+    with ExitStack() as last_first:
+        arena = Arena(home, [TRIAL_BYTES])
+        source = arena.room(TRIAL_BYTES).flat
+        if home.type == "cpu":
+            source.zero_()  # pages that were never written are not in RAM yet
+        last_first.callback(arena.unpin)
+        arena.pin(compute)
+        lane = last_first.enter_context(closing(open_lane(home, compute)))
+        if isinstance(lane, SynchronousLane):
+            return None
+        seconds = seconds_per_copy(lane, source, allocate(TRIAL_BYTES, compute))
+    return TRIAL_BYTES / seconds if seconds else None
+
+
+def _flops(compute: torch.device) -> float | None:
+    module = device_module(compute)
+    if module is None:
+        return None
+    with module.device(compute.index):
+        weight = torch.ones(WIDTH, WIDTH, dtype=_half(module), device=compute)
+        for tokens in TOKENS:
+            seconds = _seconds_per_layer(module, tokens, weight)
+            if not seconds:
+                return None
+            flops = 2.0 * tokens * WIDTH * WIDTH / seconds
+            if seconds > LONG_ENOUGH:
+                break
+    return flops
+
+
+def _half(module: Any) -> torch.dtype:
+    """The 16-bit type that the current device computes natively: what models run in there."""
+    ask = getattr(module, "is_bf16_supported", None)
+    if ask is None:
+        return torch.float16
+    natively = {"including_emulation": False} if "including_emulation" in inspect.signature(ask).parameters else {}
+    return torch.bfloat16 if ask(**natively) else torch.float16
+
+
+def _seconds_per_layer(module: Any, tokens: int, weight: torch.Tensor, tries: int = 2) -> float:
+    """Seconds of one product by the device's own clock, the fastest try.
+
+    The product before it is not timed: it warms up, and keeps the device busy until the timed one is queued.
+    """
+    given = torch.ones(tokens, WIDTH, dtype=weight.dtype, device=weight.device)
+    result, stream = torch.empty_like(given), module.current_stream(weight.device)
+    elapsed = []
+    for _ in range(tries):
+        torch.mm(given, weight, out=result)
+        begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        begin.record(stream)
+        torch.mm(given, weight, out=result)
+        end.record(stream)
+        end.synchronize()
+        elapsed.append(float(begin.elapsed_time(end)))
+    return min(elapsed) / 1e3

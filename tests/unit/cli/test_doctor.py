@@ -1,0 +1,37 @@
+"""What `multigpu doctor` says of the machine. (The comparison with a ComfyUI is tested on the real one.)"""
+
+from __future__ import annotations
+
+from multigpu.cli.doctor import devices
+from multigpu.devices.backends import Backend, Device
+from multigpu.devices.inventory import Inventory
+from multigpu.errors import BackendUnavailable
+from multigpu.plan import DeviceId
+
+CUDA = Backend("cuda", "cuda")
+FAST, SLOW = (Device(DeviceId("cuda", i), f"cuda:{i}", name, 24 * 2**30) for i, name in enumerate(("Fast", "Slow")))
+LINKS = {"cuda:1 cuda:0": 19.6e9, "cpu cuda:0": 53.6e9, "cuda:0 cuda:1": 6.31e9}
+
+
+def test_the_speeds_of_every_accelerator_take_one_line() -> None:
+    inventory = Inventory(
+        lambda: [CUDA],
+        lambda backend: [FAST, SLOW],
+        lambda home, compute: LINKS.get(f"{home} {compute}"),
+        lambda compute: 657e12 if compute == FAST.id else 0.48e12,
+    )
+    lines = devices(inventory).splitlines()
+    assert lines[1].startswith("Devices       cuda:0 (Fast, 24.00 GiB), cuda:1 (Slow, 24.00 GiB), cpu (")
+    assert lines[-2:] == [
+        "  cuda:0      compute 660 TFLOP/s, from cuda:1 20 GB/s, from cpu 54 GB/s",
+        "  cuda:1      compute 0.48 TFLOP/s, from cuda:0 6.3 GB/s, from cpu not measured",
+    ]
+
+
+def test_a_machine_without_accelerators_has_no_speeds() -> None:
+    def broken(backend: Backend) -> list[Device]:
+        raise BackendUnavailable("cuda is installed but does not work: no driver")
+
+    lines = devices(Inventory(lambda: [CUDA], broken)).splitlines()
+    assert lines[1].startswith("Devices       cpu (")
+    assert lines[2:] == ["  cuda is installed but does not work: no driver"]
