@@ -16,7 +16,7 @@ from .family_table import FAMILIES, GENERIC, Family
 from .tensors import TensorInfo
 
 FLOPS = 100e12
-"""Operations per second assumed for estimates; a step time given by the user replaces it."""
+"""Operations per second assumed for estimates where nothing was measured."""
 COMPONENTS = {
     "diffusion": ("model.diffusion_model.", "diffusion_model."),
     "text": ("cond_stage_model.", "conditioner.", "text_encoders."),
@@ -46,12 +46,16 @@ class Model:
 
 
 def describe_model(
-    tensors: Sequence[TensorInfo], component: str | None = None, step_seconds: float | None = None
+    tensors: Sequence[TensorInfo],
+    component: str | None = None,
+    step_seconds: float | None = None,
+    flops: float | None = None,
 ) -> Model:
     """The blocks of a model in order of execution.
 
-    Of a whole checkpoint one component is taken, the diffusion model unless `component` says another. With
-    `step_seconds` the compute estimates are scaled to that sum. Raises `InputError` if the component is not there.
+    Of a whole checkpoint one component is taken, the diffusion model unless `component` says another. The compute
+    estimates are operations over `flops` (None: `FLOPS`); with `step_seconds` they are scaled to that sum instead.
+    Raises `InputError` if the component is not there.
     """
     present = [name for name, prefixes in COMPONENTS.items() if any(t.name.startswith(prefixes) for t in tensors)]
     chosen = component or ("diffusion" if len(present) > 1 and "diffusion" in present else None)
@@ -63,7 +67,7 @@ def describe_model(
     levels = 1 + max((int(m[2]) for m in map(_LEVEL.match, modules) if m and m[1] == "output_blocks"), default=0)
     work = {name: _operations(family, name, modules[name], levels) for name in ordered}
     whole = sum(work.values())
-    rate = 1 / FLOPS if step_seconds is None or not whole else step_seconds / whole
+    rate = 1 / (flops or FLOPS) if step_seconds is None or not whole else step_seconds / whole
     blocks = tuple(
         Block(
             name,

@@ -28,17 +28,17 @@ def modules_of(patcher: Any) -> dict[str, torch.nn.Module]:
     }
 
 
-def blocks_of(patcher: Any, step_seconds: float | None = None) -> list[Block]:
+def blocks_of(patcher: Any, step_seconds: float | None = None, flops: float | None = None) -> list[Block]:
     """One block per module that holds tensors; what the host cannot cast on the fly may not move.
 
     The host's load list decides what can be streamed. Tensors outside of it (of modules whose children hold tensors
     too) stay on the compute device, where a full load would put them. Order and compute are estimates by the model's
-    family; with `step_seconds` the estimates add up to that.
+    family at `flops` operations per second; with `step_seconds` the estimates add up to that.
     """
     listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
     modules, dynamic = modules_of(patcher), patcher.is_dynamic()
     holders = Counter(leaf.data_ptr() for module in modules.values() for leaf in _leaves(module) if leaf.nbytes)
-    estimates = _estimates(modules, step_seconds)
+    estimates = _estimates(modules, step_seconds, flops)
     return [
         Block(
             name=name,
@@ -65,7 +65,9 @@ def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bo
     return stored_bytes(tensor) * wanted_dtype(module, name, tensor).itemsize // tensor.dtype.itemsize
 
 
-def _estimates(modules: dict[str, torch.nn.Module], step_seconds: float | None) -> dict[str, Block]:
+def _estimates(
+    modules: dict[str, torch.nn.Module], step_seconds: float | None, flops: float | None
+) -> dict[str, Block]:
     """By block name, what is known of the model's family: order of execution and compute seconds."""
     prefix = DIFFUSION if any(name.startswith(DIFFUSION) for name in modules) else ""
     tensors = [
@@ -74,7 +76,8 @@ def _estimates(modules: dict[str, torch.nn.Module], step_seconds: float | None) 
         if name.startswith(prefix)
         for _, tensor_name, tensor in own_tensors(module)
     ]
-    return {prefix + block.name: block for block in describe_model(tensors, step_seconds=step_seconds).blocks}
+    model = describe_model(tensors, step_seconds=step_seconds, flops=flops)
+    return {prefix + block.name: block for block in model.blocks}
 
 
 def _leaves(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..choice import DEFAULT_DEVICE, Choice, fitted, renamed
 from ..devices.inventory import Inventory
 from ..errors import UnknownDevice
 from ..lifecycle.policy import FLAG
-from ..plan import Auto, DeviceBudget, DeviceId, Plan, Request, VirtualVram, explain, make_plan
+from ..plan import Auto, DeviceBudget, DeviceId, Plan, Request, VirtualVram, explain, make_plan, possible_donors
 from ..settings import Settings
 from ..stream.residence import torch_device
 from .blocks import blocks_of
@@ -76,7 +76,7 @@ class Placer:
         part = part_of(component)
         request = self.here(choice.request)
         compute = self.device(choice.compute) or _named_compute(request) or device_id(part.patcher.load_device)
-        plan = make_plan(fitted(request, compute), blocks_of(part.patcher), self.budgets(), compute)
+        plan = self._plan(fitted(request, compute), part.patcher, compute)
         patcher = self._patcher(part, plan, fresh)
         _say(part, plan, patcher)
         self.keep(patcher, choice.keep)
@@ -125,6 +125,16 @@ class Placer:
         if where.type != "cpu":
             kept = [entry for entry in model_management.current_loaded_models if _is_kept(entry.model)]
             model_management.free_memory(1e30, where, keep_loaded=kept)
+
+    def _plan(self, request: Request, patcher: Any, compute: DeviceId) -> Plan:
+        """The plan by measured speeds; nothing is measured when nothing is to leave."""
+        blocks, budgets = blocks_of(patcher), self.budgets()
+        donors = possible_donors(request, blocks, budgets, compute)
+        if donors:
+            blocks = blocks_of(patcher, flops=self.inventory.flops(compute))
+            speeds = {donor: self.inventory.bandwidth(donor, compute) for donor in sorted(donors)}
+            budgets = [replace(budget, bandwidth=speeds.get(budget.device)) for budget in budgets]
+        return make_plan(request, blocks, budgets, compute)
 
     def _patcher(self, part: Part, plan: Plan, fresh: bool) -> Any:
         patcher, device = part.patcher, torch_device(plan.compute)

@@ -9,7 +9,7 @@ Pure: standard library only, no state, nothing measured and nothing moved here.
 
 from . import explain
 from .grammar import format_request, parse_devices, parse_request, read_gib, request_from_widgets
-from .planner import RING_BYTES, SECONDS_PER_BYTE, TINY_BYTES, default_ring, make_plan
+from .planner import RING_BYTES, SECONDS_PER_BYTE, TINY_BYTES, default_ring, make_plan, possible_donors
 from .quotas import default_reserve
 from .request import Auto, Expert, Mode, Part, Request, VirtualVram
 from .ring_model import RingModel
@@ -41,6 +41,7 @@ __all__ = [
     "make_plan",
     "parse_devices",
     "parse_request",
+    "possible_donors",
     "read_gib",
     "request_from_widgets",
 ]

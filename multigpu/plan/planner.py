@@ -59,11 +59,7 @@ def make_plan(
             f"the request names {request.compute} as compute device, but {compute} computes; name one"
         )
     fixed = immovable_reasons(ordered)
-    work = Work.of(
-        tuple(block.bytes for block in ordered),
-        _seconds(ordered),
-        tuple(i for i, reason in enumerate(fixed) if reason is None),
-    )
+    work = _work(ordered, fixed)
     size = _size(work, ring_bytes)
     quotas = _quotas(request, work, size, known, compute)
     donors = [device for device, count in quotas.items() if device != compute and count]
@@ -71,6 +67,25 @@ def make_plan(
     plan = _build(ordered, fixed, work, size, links, compute, [known[device] for device in donors])
     check_room(plan.bytes_by_home(), size, known, compute, request)
     return plan
+
+
+def possible_donors(
+    request: Request, blocks: Iterable[Block], budgets: Iterable[DeviceBudget], compute: DeviceId
+) -> frozenset[DeviceId]:
+    """The devices whose links matter for `make_plan` with the same input: none when nothing leaves `compute`.
+
+    `auto` chooses among all others; every other request says by itself who takes something. Link speeds and compute
+    times make no difference here. Raises what `make_plan` would.
+    """
+    ordered = execution_order(blocks)
+    known = _by_device(budgets)
+    lookup(compute, known)
+    work = _work(ordered, immovable_reasons(ordered))
+    size = _size(work, None)
+    if isinstance(request, Auto):
+        return frozenset(known) - {compute} if auto_leaving(request, size, known[compute]) else frozenset()
+    quotas = _quotas(request, work, size, known, compute)
+    return frozenset(device for device, count in quotas.items() if count) - {compute}
 
 
 def _by_device(budgets: Iterable[DeviceBudget]) -> dict[DeviceId, DeviceBudget]:
@@ -123,6 +138,11 @@ def _seconds(blocks: Sequence[Block]) -> tuple[float, ...]:
     known_bytes = sum(size for _, size in timed)
     rate = sum(seconds for seconds, _ in timed) / known_bytes if known_bytes else SECONDS_PER_BYTE
     return tuple(rate * block.bytes if block.compute is None else block.compute for block in blocks)
+
+
+def _work(blocks: Sequence[Block], fixed: Sequence[Reason | None]) -> Work:
+    movable = tuple(i for i, reason in enumerate(fixed) if reason is None)
+    return Work.of(tuple(block.bytes for block in blocks), _seconds(blocks), movable)
 
 
 def _size(work: Work, ring_bytes: int | None) -> ModelSize:

@@ -6,6 +6,7 @@ import pytest
 
 from multigpu.errors import InputError
 from multigpu.files import TensorInfo, describe_model
+from multigpu.files.families import FLOPS
 from multigpu.plan import Reason
 
 from .model_files import Tensors, flux_tensors, linear
@@ -115,6 +116,15 @@ def test_modulation_computes_next_to_nothing() -> None:
     assert mod.compute is not None and qkv.compute is not None and text.compute is not None
     assert mod.compute / mod.bytes < 1e-3 * qkv.compute / qkv.bytes
     assert text.compute < qkv.compute
+
+
+def test_estimates_follow_the_measured_compute_rate_unless_the_step_is_known() -> None:
+    def seconds(**known: float) -> float:
+        return sum(block.compute or 0.0 for block in describe_model(infos(flux_tensors(2, 2)), **known).blocks)
+
+    assert seconds() == pytest.approx(seconds(flops=FLOPS))
+    assert seconds(flops=7 * FLOPS) == pytest.approx(seconds() / 7)
+    assert seconds(flops=7 * FLOPS, step_seconds=0.2) == pytest.approx(0.2)
 
 
 def test_deep_levels_of_a_unet_see_fewer_pixels() -> None:

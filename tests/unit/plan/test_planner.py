@@ -16,6 +16,7 @@ from multigpu.plan import (
     explain,
     make_plan,
     parse_request,
+    possible_donors,
 )
 from multigpu.plan.planner import execution_order, immovable_reasons
 from multigpu.units import GIB, KIB, MIB
@@ -155,6 +156,34 @@ def test_auto_spills_over_when_the_fastest_donor_is_small() -> None:
     assert plan.bytes_on(GPU0) == 4 * GIB
     assert 0 < plan.bytes_on(GPU1) <= 4 * GIB
     assert plan.bytes_on(CPU) == 8 * GIB - plan.bytes_on(GPU1)
+
+
+def test_the_links_of_all_devices_matter_to_auto_when_something_has_to_leave() -> None:
+    budgets = [budget(GPU0, 16 * GIB), budget(GPU1, 24 * GIB), budget(CPU, 64 * GIB)]
+    assert possible_donors(Auto(), blocks_of(*[GIB] * 20), budgets, GPU0) == {GPU1, CPU}
+    assert possible_donors(Auto(), blocks_of(*[GIB] * 12), budgets, GPU0) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "donors"),
+    [
+        ("cuda:0,100%", set()),
+        ("cuda:0,50%;cpu,50%", {CPU}),
+        ("cuda:0,300b;cuda:1,300b;cpu,*", {GPU1}),
+        ("cuda:0,300b", {CPU}),
+        ("#cuda:0;1;cuda:1", {GPU1}),
+        ("#cuda:0;0;cuda:1", set()),
+    ],
+)
+def test_other_requests_say_whose_links_matter(text: str, donors: set[DeviceId]) -> None:
+    assert possible_donors(parse_request(text), blocks_of(*[100] * 6), roomy(), GPU0) == donors
+
+
+def test_asking_for_donors_refuses_what_planning_would() -> None:
+    with pytest.raises(UnknownDevice, match="cuda:2 is not present"):
+        possible_donors(Auto(), blocks_of(100), roomy(), GPU2)
+    with pytest.raises(AllocationError, match="cannot be its own donor"):
+        possible_donors(VirtualVram(GIB, (GPU0,)), blocks_of(100), roomy(), GPU0)
 
 
 def test_auto_refuses_what_no_device_can_hold() -> None:
