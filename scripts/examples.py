@@ -118,10 +118,13 @@ def two_gpus() -> dict[str, Any]:
     decoder = _place("VAE", "VAE", vae[0], 14, "cuda:1")
     boxes = [model, clip, vae, placed, encoder, decoder]
     boxes += _sampled(placed[0], encoder[0], decoder[0], "EmptySD3LatentImage", 1.0)
+    sampler = next(box for box in boxes if box.kind == "KSampler")
+    report = Box("MultiGPUMemoryReport", 4, 9, [], {"value": ("*", sampler[0])}, ("*", "STRING"), 200)
     return graph(
-        boxes,
+        [*boxes, report],
         "Two GPUs. The model computes on cuda:0; 40 % of its weights rest on cuda:1 and are streamed over. Text "
-        "encoder and VAE compute on cuda:1. On a machine with other devices, choose those in the place nodes.",
+        "encoder and VAE compute on cuda:1. Memory Report shows what rests where. On a machine with other devices, "
+        "choose those in the place nodes.",
     )
 
 

@@ -53,7 +53,8 @@ def main(chromium: str) -> None:
         page = browser.new_page(viewport=SIZE)
         page.goto(server.client.address, wait_until="domcontentloaded", timeout=120_000)
         page.wait_for_function(
-            "Object.keys(window.LiteGraph?.registered_node_types ?? {}).length > 100", timeout=120_000
+            "window.app?.graph && Object.keys(window.LiteGraph?.registered_node_types ?? {}).length > 100",
+            timeout=120_000,
         )
         for path in sorted(FOLDER.glob("*.json")):
             picture = page.evaluate(SHOW, json.loads(path.read_text(encoding="utf-8")))
