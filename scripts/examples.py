@@ -24,6 +24,7 @@ class Box:
     inputs: dict[str, tuple[str, Link]] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     height: int = 100
+    width: int = 320
 
     def __getitem__(self, slot: int) -> Link:
         return self, slot
@@ -57,7 +58,7 @@ def _node(box: Box, ids: dict[int, int], links: list[list[Any]]) -> dict[str, An
         links.append([len(links) + 1, ids[id(source)], output, number, slot, kind])
         inputs.append({"name": name, "type": kind, "link": len(links)})
     return {
-        "id": number, "type": box.kind, "pos": [box.column * COLUMN, box.row * ROW], "size": [320, box.height],
+        "id": number, "type": box.kind, "pos": [box.column * COLUMN, box.row * ROW], "size": [box.width, box.height],
         "flags": {}, "order": number, "mode": 0, "inputs": inputs,
         "outputs": [{"name": kind, "type": kind, "links": []} for kind in box.outputs],
         "properties": {"Node name for S&R": box.kind}, "widgets_values": box.widgets,
@@ -119,7 +120,7 @@ def two_gpus() -> dict[str, Any]:
     boxes = [model, clip, vae, placed, encoder, decoder]
     boxes += _sampled(placed[0], encoder[0], decoder[0], "EmptySD3LatentImage", 1.0)
     sampler = next(box for box in boxes if box.kind == "KSampler")
-    report = Box("MultiGPUMemoryReport", 4, 9, [], {"value": ("*", sampler[0])}, ("*", "STRING"), 200)
+    report = Box("MultiGPUMemoryReport", 4, 9, [], {"value": ("*", sampler[0])}, ("*", "STRING"), 260, 560)
     return graph(
         [*boxes, report],
         "Two GPUs. The model computes on cuda:0; 40 % of its weights rest on cuda:1 and are streamed over. Text "

@@ -17,7 +17,6 @@ class Feature(Enum):
     PLACEMENT = "placement"
     DEVICES = "device choice"
     LIFECYCLE = "keep and eject"
-    REPORT = "memory report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class Symbol:
 _PATCHER = "comfy.model_patcher"
 _MEMORY = "comfy.model_management"
 _N, _P, _D, _L = Feature.NODES, Feature.PLACEMENT, Feature.DEVICES, Feature.LIFECYCLE
-_R = Feature.REPORT
 
 SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy_api.latest", "ComfyExtension", _N, "what the entry point returns"),
@@ -135,5 +133,4 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_MEMORY, "cpu_mode", _L, "whether there are accelerators to look at"),
     Symbol("folder_paths", "folder_names_and_paths", _L, "the files a loader's inputs name"),
     Symbol("folder_paths", "get_full_path", _L, "the file behind a name", ("folder_name", "filename")),
-    Symbol("server", "PromptServer.send_progress_text", _R, "the report on its node", ("text", "node_id")),
 )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Memory Report: what is in memory at this point of the workflow, as text on the node."""
+"""Memory Report: what is in memory at this point of the workflow, as text; `web/memory_report.js` shows it."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from ..host.surface import Feature
+from ..telemetry.report import report
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -42,10 +43,7 @@ def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def execute(cls, value: Any = None) -> Any:
-            runtime.capabilities.need(Feature.REPORT)
-            from ..host.memory_report import report_now
-
-            text = report_now(runtime.free_flow)
+            text = report(runtime.free_flow.recorder.take("Memory Report", "now", level=logging.DEBUG))
             return io.NodeOutput(value, text, ui=ui.PreviewText(text))
 
     MemoryReport.__name__ = MemoryReport.__qualname__ = NODE_ID

@@ -13,14 +13,10 @@ from devtools.client import Client, Workflow
 
 CLIENT = "multigpu-events"
 LAST = {"execution_success", "execution_error", "execution_interrupted"}
-TEXT = 3
-"""The kind of binary message that holds a text for a node."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """`data` is the message's own, or node and text where it was a text for a node."""
-
     kind: str
     data: dict[str, Any]
 
@@ -42,19 +38,9 @@ async def _listen(address: str, workflow: Workflow) -> list[Event]:
             prompt = (await answer.json())["prompt_id"]
         events: list[Event] = []
         async for message in socket:
-            event = _event(message)
-            if event is not None and event.data.get("prompt_id", prompt) == prompt:
-                events.append(event)
-                if event.kind in LAST:
+            told = json.loads(message.data) if message.type is aiohttp.WSMsgType.TEXT else {"data": {}}
+            if told["data"].get("prompt_id") == prompt:
+                events.append(Event(told["type"], told["data"]))
+                if told["type"] in LAST:
                     return events
     raise AssertionError(f"ComfyUI closed the connection after {events}")
-
-
-def _event(message: aiohttp.WSMessage) -> Event | None:
-    if message.type is aiohttp.WSMsgType.TEXT:
-        told = json.loads(message.data)
-        return Event(told["type"], told["data"])
-    if message.type is aiohttp.WSMsgType.BINARY and int.from_bytes(message.data[:4], "big") == TEXT:
-        end = 8 + int.from_bytes(message.data[4:8], "big")
-        return Event("text", {"node": message.data[8:end].decode(), "text": message.data[end:].decode()})
-    return None

@@ -12,7 +12,6 @@ from devtools.client import Finished, Workflow
 from devtools.workflows import node
 from multigpu.units import UNITS, format_bytes, scale_decimal
 from tests.host.driver import Driver
-from tests.host.events import run_and_listen
 from tests.host.lifecycle import BOTH, Keeper, short
 
 NODE = "MultiGPUMemoryReport"
@@ -61,14 +60,6 @@ def test_it_runs_every_time_and_passes_its_input_on(comfy: Driver) -> None:
     assert lines(again) == again.history["outputs"]["show"]["text"][0].splitlines()
 
 
-def test_its_text_is_shown_on_the_node(comfy: Driver) -> None:
-    events = run_and_listen(comfy.client, ALONE)
-    (shown,) = [event.data for event in events if event.kind == "text"]
-    (made,) = [event.data["output"]["text"][0] for event in events if event.kind == "executed"]
-    assert shown == {"node": "report", "text": made}
-    assert made.startswith("Memory at ")
-
-
 def test_it_says_what_is_kept_and_how_many_are_held(keeper: Keeper) -> None:
     before = lines(keeper.run(reported(short(53, model="keep", vae="eject"))))
     assert any(line.startswith("- Flux (keep) computes on cpu: ") for line in before)
@@ -78,5 +69,5 @@ def test_it_says_what_is_kept_and_how_many_are_held(keeper: Keeper) -> None:
     assert [line for line in after if line.startswith("- ")] == [line for line in before if "Flux" in line]
     assert after[-1] == f"Held for later prompts: {len(keeper.held())}" and keeper.held() == ["Flux"]
     told = keeper.client.get("/lifecycle/history")[-1]
-    assert told["identifier"] == "Memory Report" and told["tag"] == "node report"
+    assert told["identifier"] == "Memory Report" and told["tag"] == "now"
     assert told["models"][0]["resting"].keys() == {"cpu"}
