@@ -73,6 +73,7 @@ class FreeFlow:
             model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
         )
         self._on = self._refused = False
+        self._said = False
         self._count = 0
         self._flow: Flow | None = None
         self._busy = False
@@ -114,6 +115,7 @@ class FreeFlow:
         if not self._at_stake(loaded):
             self._unload.original()
             return
+        self._said = False
         out_of_memory = sys.exc_info()[0] is not None
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
         kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
@@ -138,12 +140,15 @@ class FreeFlow:
             self._await_end(name, kept)
 
     def _at_stake(self, loaded: Sequence[Any]) -> bool:
-        """Whether anything of ours is loaded or held; if not, the host's functions run as if we were not there."""
+        """Whether anything of ours is loaded, held, or was let go since the last free.
+
+        If not, the host's functions run as if we were not there.
+        """
         ours = any(
             standing(entry.model.model) is not Standing.UNMANAGED or isinstance(entry.model, PlacedPatcher)
             for entry in loaded
         )
-        return ours or bool(self.retention.ledger.retained_models())
+        return ours or self._said or bool(self.retention.ledger.retained_models())
 
     def _retain(self, decision: Decision[Any]) -> None:
         self.retention.reconcile()
@@ -237,6 +242,7 @@ class FreeFlow:
     def keep(self, component: Any, wanted: Standing) -> None:
         """Pin, flag or let go of the model in a component. The first that is pinned or flagged switches all this on."""
         if wanted is Standing.UNMANAGED or self.activate():
+            self._said = self._on
             self.retention.set_standing(component, wanted)
 
     def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:

@@ -61,6 +61,17 @@ def test_nothing_is_ejected_when_all_are_pinned(keeper: Keeper) -> None:
 
 
 @linux
+def test_models_that_were_let_go_give_their_ram_back(keeper: Keeper) -> None:
+    """Pinned, then `default`: the next free is ComfyUI's own, and the C library does not sit on what it frees."""
+    keeper.run(flux(47, model="keep", clip="keep", vae="keep"))
+    keeper.run(flux(48, model="default", clip="default", vae="default"))
+    anonymous, tensors = keeper.memory()["anonymous"], keeper.tensor_bytes()
+    keeper.free(**BOTH)
+    assert keeper.models() == []
+    assert anonymous - keeper.memory()["anonymous"] > 0.9 * tensors > 250 * MiB
+
+
+@linux
 def test_unmanaged_models_stay_for_one_cycle(keeper: Keeper) -> None:
     """A flagged model leaves first; the two that nobody spoke of leave at the second free, with their memory."""
     empty = keeper.memory()["anonymous"]
