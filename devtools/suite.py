@@ -13,8 +13,8 @@ from .prepare import prepare, prepare_environment
 from .reports import Report, counts
 from .tasks import Task, TaskRunner
 
-AT_ONCE = min(4, os.cpu_count() or 1)
-"""Tasks that run at the same time; each is busy with one core most of its life."""
+AT_ONCE = min(4, 1 + (os.cpu_count() or 1))
+"""Tasks that run at the same time; each is busy with one core for the better part of its life."""
 
 COVERED = ("--cov=multigpu/plan", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=100")
 """Every line and branch of the planner must be reached by the unit tests."""
@@ -29,6 +29,7 @@ class Part:
     hosts: bool = False
 
 
+# The quick ones first, then the longest, so that all cores have work until the end.
 _PARTS = {
     "lint": Part(".", (
         Task("lint", ("ruff", "check", "--output-format", "concise", ".")),
@@ -36,19 +37,19 @@ _PARTS = {
     )),
     "types": Part("multigpu", (Task("types", ("mypy",)),)),
     "unit": Part("tests/unit", (Task("unit", ("pytest", "tests/unit", *COVERED)),)),
-    "dev": Part("tests/dev", (Task("dev", ("pytest", "tests/dev")),), hosts=True),
     "host": Part("tests/host", tuple(
         Task(f"host {host.version}", ("pytest", "tests/host"), {"MULTIGPU_HOST": host.version}) for host in HOSTS
+    ), hosts=True),
+    "sim": Part("tests/sim", tuple(
+        Task(f"sim {kind}", ("pytest", "tests/sim"), {"SIMDEV": kind}) for kind in ("cuda", "npu")
     ), hosts=True),
     "engine": Part("tests/engine", tuple(
         Task(f"engine {host.version} {kind or 'cpu'}", ("pytest", "tests/engine"),
              {"MULTIGPU_HOST": host.version, "SIMDEV": kind})
         for host in HOSTS for kind in (("", "cuda", "npu") if host is NEWEST else ("", "cuda"))
     ), hosts=True),
-    "sim": Part("tests/sim", tuple(
-        Task(f"sim {kind}", ("pytest", "tests/sim"), {"SIMDEV": kind}) for kind in ("cuda", "npu")
-    ), hosts=True),
     "browser": Part("tests/browser", (Task("browser", ("pytest", "tests/browser")),), hosts=True),
+    "dev": Part("tests/dev", (Task("dev", ("pytest", "tests/dev")),), hosts=True),
 }  # fmt: skip
 
 PARTS = tuple(_PARTS)

@@ -76,6 +76,9 @@ def loaded_host(world: simdev.World | None) -> str:
 
     for kind in ("checkpoints", "controlnet", "diffusion_models", "text_encoders", "vae", "loras"):
         folder_paths.add_model_folder_path(kind, str(folder / kind))
+    import comfy.sd
+
+    gc.freeze()  # the host's modules stay: looking through them in every round of the collector takes long
     return str(folder)
 
 
