@@ -60,6 +60,9 @@ def _keeping(client: Client, console: Console, stock: Finished, empty: int) -> N
         workflow[f"place_{part}"]["inputs"]["keep_loaded"] = "default"
     client.run(workflow)
     _free(client)
+    if left_over := _models(client):
+        names = ", ".join(row["model_class"] for row in left_over)
+        raise Problem(f"Nothing is to be kept any more, but {names} did not leave; the log under .dev may say why.")
     console.line("  Memory of the ComfyUI process:")
     rows = [("at the start", empty), ("with all three models", full), ("after ejecting one", left)]
     rows.append(("after letting all go", client.get("/debug/memory")["rss"]))

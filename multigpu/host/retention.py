@@ -11,7 +11,7 @@ from comfy_execution.utils import get_executing_context
 
 from ..errors import InputError
 from ..lifecycle.ledger import Ledger, Ports
-from ..lifecycle.policy import FLAG, Said, Standing, flag_for, heed
+from ..lifecycle.policy import FLAG, Said, Standing, flag_for, heed, spoke_before
 from .components import part_of
 from .file_stamps import stamps_of
 from .memory_view import standing
@@ -60,13 +60,9 @@ class Retention:
         patcher = part_of(component).patcher
         model = patcher.model
         holds = self._heed(model, wanted)
-        flag = flag_for(holds)
-        if flag is not None:
-            setattr(model, FLAG, flag)
-        elif hasattr(model, FLAG):
-            delattr(model, FLAG)
+        _set_flag(model, holds)
+        self._let_go_of_predecessors(patcher, holds)
         if holds is Standing.PINNED:
-            self._let_go_of_predecessors(patcher)
             self.ledger.anchor(patcher, "keep_loaded", pinned=True)
             self.settle()
         elif self.ledger.release(model):
@@ -76,9 +72,7 @@ class Retention:
         before = self._said.get(model)
         if before is None or before.standing is not standing(model):  # someone set the attribute
             before = Said(standing(model))
-        context = get_executing_context()
-        now = Said(wanted) if context is None else Said(wanted, context.node_id, context.prompt_id)
-        self._said[model] = heed(before, now)
+        self._said[model] = heed(before, _said_now(wanted))
         holds = self._said[model].standing
         if holds is not wanted and wanted is not Standing.UNMANAGED:
             log.info("[MultiGPU] %s stays: another node of this workflow keeps it", type(model).__name__)
@@ -133,17 +127,44 @@ class Retention:
         patchers = [patcher for patcher in map(patcher_of, values) if patcher is not None]
         return stamps_of(patchers, inputs)
 
-    def _let_go_of_predecessors(self, patcher: Any) -> None:
-        """Of older copies of the same model that no node can hand back: there are never to be two."""
+    def _let_go_of_predecessors(self, patcher: Any, holds: Standing) -> None:
+        """Of older copies of the same model: there are never to be two that one node keeps.
+
+        Those that this node kept in an earlier prompt, and, if the new copy is pinned, those that no node can hand
+        back. The host may have dropped and repeated a loader that ran before any node of ours was there.
+        """
+        now = _said_now(holds)
         for anchor in self.ledger.anchors():
             old = anchor.patcher.model
-            if old is not patcher.model and not self.ledger.recorded(old) and _same_source(anchor.patcher, patcher):
+            if old is patcher.model or not _same_source(anchor.patcher, patcher):
+                continue
+            before = self._said.get(old)
+            again = before is not None and spoke_before(before, now)
+            if again or (holds is Standing.PINNED and not self.ledger.recorded(old)):
+                _set_flag(old, Standing.UNMANAGED)
                 self.ledger.release(old)
+                log.info("[MultiGPU] an older copy of %s is no longer kept", type(old).__name__)
+
+
+def _said_now(wanted: Standing) -> Said:
+    context = get_executing_context()
+    return Said(wanted) if context is None else Said(wanted, context.node_id, context.prompt_id)
+
+
+def _set_flag(model: Any, holds: Standing) -> None:
+    flag = flag_for(holds)
+    if flag is not None:
+        setattr(model, FLAG, flag)
+    elif hasattr(model, FLAG):
+        delattr(model, FLAG)
 
 
 def _same_source(one: Any, other: Any) -> bool:
-    """Whether two patchers were loaded alike; where the loader did not say how, alike in class and size is enough."""
-    if type(one.model) is not type(other.model):
+    """Whether two patchers were loaded alike; where the loader did not say how, alike in class and size is enough.
+
+    Classes by name: the host makes those of some text encoders anew with each load.
+    """
+    if type(one.model).__qualname__ != type(other.model).__qualname__:
         return False
     if one.cached_patcher_init is None and other.cached_patcher_init is None:
         return bool(one.model_size() == other.model_size())

@@ -68,6 +68,11 @@ def heed(before: Said, now: Said) -> Said:
     return now
 
 
+def spoke_before(before: Said, now: Said) -> bool:
+    """Whether the node that speaks now said the earlier word in an earlier prompt."""
+    return now.node is not None and now.node == before.node and now.prompt != before.prompt
+
+
 @dataclass(frozen=True)
 class Decision(Generic[Model]):
     """One row of the table, applied. `row` names it; every model given is in exactly one of the tuples.

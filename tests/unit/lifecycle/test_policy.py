@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from multigpu.lifecycle.policy import Decision, Said, Standing, decide, flag_for, heed, standing_of
+from multigpu.lifecycle.policy import Decision, Said, Standing, decide, flag_for, heed, spoke_before, standing_of
 
 FLAGGED, PINNED, UNMANAGED = Standing.FLAGGED, Standing.PINNED, Standing.UNMANAGED
 
@@ -83,3 +83,11 @@ def test_default_takes_back_only_what_the_same_node_said() -> None:
     assert heed(keep, Said(UNMANAGED, "5", "two")) == keep
     assert heed(keep, Said(UNMANAGED)).standing is UNMANAGED, "from outside"
     assert heed(Said(PINNED), Said(UNMANAGED, "5", "two")).standing is PINNED, "said from outside"
+
+
+def test_a_node_spoke_before_only_in_an_earlier_prompt() -> None:
+    before = Said(PINNED, "4", "one")
+    assert spoke_before(before, Said(UNMANAGED, "4", "two"))
+    assert not spoke_before(before, Said(UNMANAGED, "4", "one")), "one node may place several models in one prompt"
+    assert not spoke_before(before, Said(UNMANAGED, "5", "two"))
+    assert not spoke_before(Said(PINNED), Said(PINNED)), "from outside twice: nobody's node"
