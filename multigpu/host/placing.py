@@ -30,6 +30,9 @@ from .surface import Feature
 
 log = logging.getLogger("multigpu")
 
+REACHED = 0.45
+"""Of the rate of a layer by itself, what a whole step reaches with attention and all that is no product: Flux, H200."""
+
 LoadFor = Callable[[torch.device | None], tuple[Any, ...]]
 """Loads components for a device; None is the host's own choice."""
 
@@ -131,7 +134,8 @@ class Placer:
         blocks, budgets = blocks_of(patcher), self.budgets()
         donors = possible_donors(request, blocks, budgets, compute)
         if donors:
-            blocks = blocks_of(patcher, flops=self.inventory.flops(compute))
+            rate = self.inventory.flops(compute)
+            blocks = blocks_of(patcher, flops=rate and REACHED * rate)
             speeds = {donor: self.inventory.bandwidth(donor, compute) for donor in sorted(donors)}
             budgets = [replace(budget, bandwidth=speeds.get(budget.device)) for budget in budgets]
         return make_plan(request, blocks, budgets, compute)
