@@ -48,10 +48,11 @@ def static_clone(patcher: Any) -> Any:
             "placed while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with "
             "--disable-dynamic-vram"
         )
-    with static_patchers(), reading(files_of(patcher)):
-        clone = patcher.clone(disable_dynamic=True)
-    honour_dtypes(clone.model)
-    take_over(clone)
+    with reading(files_of(patcher)):
+        with static_patchers():
+            clone = patcher.clone(disable_dynamic=True)
+        honour_dtypes(clone.model)
+        take_over(clone)
     return clone
 
 

@@ -57,7 +57,7 @@ def _reloaded(patcher: Any, device: torch.device, scope: DeviceScope) -> Any:
         if patcher.is_dynamic() and device == CPU:
             return static_clone(patcher)
         own = patcher.deepclone_multigpu(new_load_device=device)
-    take_over(own)
+        take_over(own)
     return own
 
 
