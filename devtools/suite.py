@@ -48,6 +48,9 @@ _PARTS = {
              {"MULTIGPU_HOST": host.version, "SIMDEV": kind})
         for host in HOSTS for kind in (("", "cuda", "npu") if host is NEWEST else ("", "cuda"))
     ), hosts=True),
+    "devices": Part("tests/devices", tuple(
+        Task(f"devices {kind}", ("pytest", "tests/devices"), {"SIMDEV": kind}) for kind in ("cuda", "npu")
+    ), hosts=True),
     "browser": Part("tests/browser", (Task("browser", ("pytest", "tests/browser")),), hosts=True),
     "dev": Part("tests/dev", (Task("dev", ("pytest", "tests/dev")),), hosts=True),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from tests.sim import simdev
 
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 ZERO, ONE, TWO = (f"{KIND}:{index}" for index in range(3))
-HERE = Path(__file__).parent
+SIM = Path(simdev.__file__).parents[1]
 MODEL_BYTES, CLIP_BYTES = 38_000_000, 240_000_000
 """A little less than the weights of the two models."""
 
@@ -46,9 +46,9 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         host,
         base,
         Path(sys.executable),
-        packs={**PACKS, "simdev_probe": HERE / "probe_pack"},
+        packs={**PACKS, "simdev_probe": SIM / "probe_pack"},
         models=own_models(base),
-        runner=(str(HERE / "serve.py"),),
+        runner=(str(SIM / "serve.py"),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:3:6g"},
         flags=("--use-pytorch-cross-attention",),
     )
