@@ -72,11 +72,14 @@ def placed(workflow: Workflow, part: str, *, behind: list[Any] | None = None, **
 
 
 def _sample(model: list[Any], clip: list[Any], vae: list[Any], *, seed: int, steps: int, cfg: float) -> Workflow:
-    return {
-        "positive": node("CLIPTextEncode", clip=clip, text="a house by the sea"),
-        "negative": node("CLIPTextEncode", clip=clip, text=""),
+    """From loaders to a saved picture. At a `cfg` of 1 the negative text makes no difference, and none is encoded."""
+    texts = {"positive": node("CLIPTextEncode", clip=clip, text="a house by the sea")}
+    if cfg != 1.0:
+        texts["negative"] = node("CLIPTextEncode", clip=clip, text="")
+    negative = list(texts)[-1]
+    return texts | {
         "sample": node(
-            "KSampler", model=model, positive=["positive", 0], negative=["negative", 0], latent_image=["latent", 0],
+            "KSampler", model=model, positive=["positive", 0], negative=[negative, 0], latent_image=["latent", 0],
             seed=seed, steps=steps, cfg=cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
         ),
         "decode": node("VAEDecode", samples=["sample", 0], vae=vae),

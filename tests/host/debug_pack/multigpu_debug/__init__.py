@@ -12,7 +12,6 @@ if __package__:
     from .snapshot import Snapshot
 
     add_routes(Snapshot.of_the_host())
-    gc.collect()
     gc.freeze()
 
     NODE_CLASS_MAPPINGS: dict = {}
