@@ -165,9 +165,12 @@ def unload() -> None:
 
     import comfy.model_management
 
+    from multigpu.devices.caches import trim_heap
+
     comfy.model_management.unload_all_models()
     gc.collect()
     torch.cuda.empty_cache()
+    trim_heap()
 
 
 def anonymous_bytes() -> int:

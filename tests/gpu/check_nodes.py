@@ -102,6 +102,16 @@ def check_lora(check: Checks, comfy: Driver, static: bool) -> None:
     comfy.free(unload_models=True, free_memory=True)
 
 
+def check_report(check: Checks, comfy: Driver) -> None:
+    comfy.run(placed(workflows.flux(), "model", **HALF))
+    history = comfy.run({"report": node("MultiGPUMemoryReport")}).history
+    (text,) = history["outputs"]["report"]["text"]
+    print(text)
+    placed_model = next(line for line in text.splitlines() if line.startswith("- Flux (default) computes on cuda:0"))
+    check("the report has the placed model's bytes", "on cuda:0" in placed_model and "on cpu" in placed_model)
+    comfy.free(unload_models=True, free_memory=True)
+
+
 def check_cpu_parts(check: Checks, comfy: Driver) -> None:
     """The CPU's arithmetic is another: the pictures only have to be alike."""
     want = draw(comfy, workflows.flux())
@@ -202,6 +212,7 @@ def main() -> int:
         check_cases(check, comfy, place_cases())
         check_cases(check, comfy, loader_cases())
         check_lora(check, comfy, options.static)
+        check_report(check, comfy)
         check_cpu_parts(check, comfy)
         if not options.small:
             check_large(check, comfy)
