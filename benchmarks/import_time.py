@@ -21,8 +21,8 @@ LIMIT = 0.2
 
 ROUND = """
 import asyncio, importlib.util, sys, time
-root, tree = sys.argv[1:3]
-sys.argv[1:] = ["--cpu"]
+root, tree, frontend = sys.argv[1:4]
+sys.argv[1:] = ["--cpu", "--front-end-root", frontend]
 sys.path.insert(0, tree)
 import comfy.options
 comfy.options.enable_args_parsing()
@@ -43,7 +43,7 @@ print("took", len(made), time.process_time() - started, time.perf_counter() - pa
 def measure(tree: Path, cache: str) -> tuple[int, float, float]:
     """Nodes, seconds of the processor and seconds passed, of one round."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-c", ROUND, str(ROOT), str(tree)]
+    command = [sys.executable, "-c", ROUND, str(ROOT), str(tree), cache]
     done = subprocess.run(
         command,
         capture_output=True,

@@ -49,13 +49,13 @@ def test_auto_prefers_the_donor_whose_link_is_fast(studio: Studio, pack: Pack, f
 def test_the_forecast_goes_by_the_measured_compute_rate(studio: Studio, pack: Pack) -> None:
     from multigpu.devices.inventory import Inventory
 
-    def compute(flops: float | None) -> float:
+    def compute(flops: float) -> float:
         inventory = Inventory(measure_flops=lambda device: flops)
         plan = planned(pack, studio, inventory, parse_request(f"{studio.accelerators[0]},50%;cpu,*"))
         assert plan is not None and plan.forecast is not None
         return plan.forecast.compute
 
-    assert compute(50e12) == pytest.approx(2 * compute(None))
+    assert compute(50e12) == pytest.approx(2 * compute(100e12))
 
 
 def test_only_links_that_matter_are_measured(studio: Studio, pack: Pack) -> None:
