@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import tempfile
@@ -18,6 +17,10 @@ from tests.host.driver import spec_for
 SIZE = {"width": 1280, "height": 720}
 
 SHOW = """async (workflow) => {
+    const settings = window.app.extensionManager.setting;
+    for (const name of ["Comfy.Graph.CanvasInfo", "Comfy.Graph.CanvasMenu", "Comfy.Minimap.Visible"])
+        await settings.set(name, false);
+    window.app.extensionManager.focusMode = true;
     await window.app.loadGraphData(workflow);
     const canvas = window.app.canvas;
     const boxes = window.app.graph._nodes.map(node => node.getBounding());
@@ -26,8 +29,9 @@ SHOW = """async (workflow) => {
     canvas.ds.scale = Math.min(innerWidth / (right - left), innerHeight / (bottom - top));
     canvas.ds.offset = [-left, -top];
     canvas.draw(true, true);
-    return canvas.canvas.toDataURL("image/jpeg", 0.8).split(",")[1];
 }"""
+SETTLED = 1500
+"""Milliseconds until the frontend has put the texts of the nodes over the canvas and its own bars are gone."""
 
 FILES = {
     "diffusion_models": "flux1-dev", "text_encoders": "clip_l", "vae": "ae", "checkpoints": "sd_xl_base_1.0",
@@ -57,8 +61,9 @@ def main(chromium: str) -> None:
             timeout=120_000,
         )
         for path in sorted(FOLDER.glob("*.json")):
-            picture = page.evaluate(SHOW, json.loads(path.read_text(encoding="utf-8")))
-            path.with_suffix(".jpg").write_bytes(base64.b64decode(picture))
+            page.evaluate(SHOW, json.loads(path.read_text(encoding="utf-8")))
+            page.wait_for_timeout(SETTLED)
+            page.screenshot(path=path.with_suffix(".jpg"), type="jpeg", quality=80)
         browser.close()
 
 
