@@ -19,9 +19,10 @@ from comfy.patcher_extension import CallbacksMP
 from ..devices.caches import trim_heap
 from ..errors import HostError
 from ..plan import CPU, Plan, explain
-from ..plan.spill import spilled
+from ..plan.spill import relieved, spilled
 from ..stream.census import bytes_by_device
 from ..stream.residence import torch_device
+from ..units import format_bytes
 from .blocks import ROOT, modules_of
 from .marks import mark_loaded
 from .model_states import ATTACHMENT, ModelState, ModelStates, Patches, Placed
@@ -65,6 +66,15 @@ class PlacedPatcher:
             return super().model_size()  # type: ignore[misc]
         return placed.plan.bytes_on(placed.plan.compute) + placed.plan.ring_bytes
 
+    def model_patches_models(self) -> Any:
+        """What the host asks first when it loads models. From then on it marks those that it loads together."""
+        placed = self.placed
+        if placed is not None:
+            donors = [home for home in placed.plan.bytes_by_home() if home not in (CPU, placed.plan.compute)]
+            for entry in (entry for home in donors for entry in _loaded_on(torch_device(home))):
+                entry.currently_used = False
+        return super().model_patches_models()  # type: ignore[misc]
+
     def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> float:
         placed = self.placed
         if placed is None:
@@ -105,7 +115,7 @@ class PlacedPatcher:
             moved = not self._is_ours(state) or state.residence.plan != plan
             if moved:
                 bar = LoadingBar(plan.total_bytes)
-                self._place(placed, state, plan, bar)
+                plan = self._place(placed, state, plan, bar)
                 bar.finish()
             if moved or self.model.current_weight_patches_uuid != self.patches_uuid:
                 self._bake(state)
@@ -123,8 +133,7 @@ class PlacedPatcher:
             return 0
         with self.use_ejected():  # type: ignore[attr-defined]
             before, plan = state.loaded_bytes, spilled(state.residence.plan, memory_to_free)
-            self._place(placed, state, plan)
-            self._tell_host(state, plan)
+            self._tell_host(state, self._place(placed, state, plan))
             return before - state.loaded_bytes
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
@@ -147,24 +156,41 @@ class PlacedPatcher:
 
     def _place(
         self, placed: Placed, state: ModelState, plan: Plan, progress: Callable[[int], None] = lambda count: None
-    ) -> None:
+    ) -> Plan:
+        """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
         if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
             self.unpatch_model(self.offload_device, unpatch_weights=True)
         placed.states.leave_other_devices(self)
-        self._make_room(plan)
-        state.residence.apply(plan, modules_of(self), progress, poison=placed.poison)
-        trim_heap()
-        state.counted = prove(self.model, plan)
-        log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
+        plan = self._make_room(plan)
+        if not self._is_ours(state) or state.residence.plan != plan:
+            state.residence.apply(plan, modules_of(self), progress, poison=placed.poison)
+            trim_heap()
+            state.counted = prove(self.model, plan)
+            log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
+        return plan
 
-    def _make_room(self, plan: Plan) -> None:
-        """Unload other models from the donors as far as the plan needs."""
+    def _make_room(self, plan: Plan) -> Plan:
+        """Unload other models from the donors as far as the plan needs, but none that is loaded along with this one.
+
+        Those need memory to compute in, too. What then has no room on a donor goes to RAM.
+        """
         resting = bytes_by_device(self.model)
         for home, count in plan.bytes_by_home().items():
+            if home in (CPU, plan.compute):
+                continue
             device = torch_device(home)
+            in_use = [entry for entry in _loaded_on(device) if getattr(entry, "currently_used", False)]
             need = count - resting.get(device, 0)
-            if home not in (CPU, plan.compute) and model_management.get_free_memory(device) < need:
-                model_management.free_memory(need, device)
+            need += model_management.minimum_inference_memory() if in_use and need > 0 else 0
+            if model_management.get_free_memory(device) >= need:
+                continue
+            model_management.free_memory(need, device, keep_loaded=in_use)
+            short = need - model_management.get_free_memory(device)
+            if short > 0:
+                words = "[MultiGPU] %s has %s less room than the plan wants; that much of %s rests in RAM instead"
+                log.warning(words, home, format_bytes(int(short)), type(self.model).__name__)
+                plan = relieved(plan, home, short)
+        return plan
 
     def _bake(self, state: ModelState) -> None:
         """Make the weights what the patches ask for; only weights whose patches changed are touched."""
@@ -239,6 +265,11 @@ class PlacedPatcher:
         result = change()
         residence.changed()
         return result
+
+
+def _loaded_on(device: torch.device) -> list[Any]:
+    """The entries of the host's list that compute on a device."""
+    return [entry for entry in model_management.current_loaded_models if entry.device == device]
 
 
 def placed_class(cls: type, states: ModelStates) -> type:

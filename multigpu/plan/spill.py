@@ -1,11 +1,11 @@
-"""A plan with fewer bytes on the compute device than the user asked for, when there is less room than that."""
+"""A plan with fewer bytes on a device than the user asked for, when there is less room than that."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from .planner import default_ring
-from .types import CPU, Plan, Reason
+from .types import CPU, DeviceId, Plan, Reason
 
 _MOVABLE = (Reason.RESIDENT, Reason.LOW_INTENSITY)
 
@@ -32,3 +32,16 @@ def spilled(plan: Plan, excess: float) -> Plan:
         replace(p, home=CPU, reason=Reason.STREAMED) if p.block in leaving else p for p in plan.placements
     )
     return Plan(plan.compute, placements, ring)
+
+
+def relieved(plan: Plan, donor: DeviceId, excess: float) -> Plan:
+    """`plan` with blocks moved from a donor to RAM, the largest first, until it holds at least `excess` bytes less."""
+    resting = sorted((p for p in plan.placements if p.home == donor != plan.compute), key=lambda p: -p.bytes)
+    leaving: set[str] = set()
+    for placement in resting:
+        if excess <= 0:
+            break
+        leaving.add(placement.block)
+        excess -= placement.bytes
+    placements = tuple(replace(p, home=CPU) if p.block in leaving else p for p in plan.placements)
+    return replace(plan, placements=placements, forecast=None) if leaving else plan

@@ -236,6 +236,30 @@ def test_room_is_made_on_a_donor(studio: Studio) -> None:
 
 
 @pytest.mark.accelerator
+def test_what_is_loaded_along_stays_on_the_donor(studio: Studio, caplog: pytest.LogCaptureFixture) -> None:
+    """As a ControlNet on the donor is: the weights that have no room beside it rest in RAM, with a warning."""
+    import comfy.model_management as memory
+
+    zero, one, _ = studio.accelerators
+    model, along = studio.flux(), studio.flux()
+    stock = studio.latent(model)
+    studio.unload()
+    along.load_device = torch.device(one)
+    placed = studio.place(model, f"{zero},10%;{one},*")
+    memory.load_models_gpu([along])
+    studio.world.limit(one, studio.world.allocated(one) + memory.minimum_inference_memory() + (20 << 20))
+    for _ in range(2):
+        memory.load_models_gpu([placed, along])
+        assert set(studio.resting(along)) == {one}
+        resting = studio.resting(placed)
+        assert resting[one] > 10 << 20 and resting["cpu"] > 10 << 20
+    assert f"{one} has" in caplog.text and "less room than the plan wants" in caplog.text
+    studio.world.limit(one, 6 << 30)
+    assert torch.equal(studio.latent(placed), stock)
+    assert studio.resting(placed) == studio.planned(placed), "with the room the plan is carried out"
+
+
+@pytest.mark.accelerator
 def test_two_models_share_a_donor_that_computes_for_a_third(studio: Studio) -> None:
     zero, one, _ = studio.accelerators
     first, second, third = studio.flux(), studio.flux(), studio.flux()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from multigpu.plan import CPU, Placement, Plan, Reason
-from multigpu.plan.spill import spilled
+from multigpu.plan.spill import relieved, spilled
 
-from .shapes import GPU0, homes
+from .shapes import GPU0, GPU1, homes
 
 
 def placed(*sizes: tuple[int, Reason], ring: int = 0) -> Plan:
@@ -64,3 +64,17 @@ def test_a_ring_grows_with_the_largest_block_that_leaves_and_counts_it() -> None
     result = spilled(placed((10, STREAMED), (100, RESIDENT), (90, RESIDENT), (80, RESIDENT), ring=40), 100)
     assert {block for block, home in homes(result).items() if home == "cpu"} == {"b0", "b1", "b2"}
     assert result.ring_bytes == 100
+
+
+@pytest.mark.parametrize(
+    ("excess", "leaving"), [(0, set()), (1, {"b1"}), (60, {"b1"}), (61, {"b1", "b0"}), (999, {"b1", "b0"})]
+)
+def test_a_donor_is_relieved_of_its_largest_blocks(excess: int, leaving: set[str]) -> None:
+    """b0 and b1 rest on the donor with 50 and 60 bytes, b2 in RAM already, b3 on the compute device."""
+    given = [("b0", 50, GPU1, STREAMED), ("b1", 60, GPU1, STREAMED), ("b2", 70, CPU, STREAMED)]
+    given.append(("b3", 80, GPU0, RESIDENT))
+    plan = Plan(GPU0, tuple(Placement(name, size, home, GPU0, reason) for name, size, home, reason in given), 140)
+    result = relieved(plan, GPU1, excess)
+    assert {block for block, home in homes(result).items() if home == "cpu"} == {"b2", *leaving}
+    assert (result.total_bytes, result.ring_bytes) == (260, 140)
+    assert relieved(plan, GPU0, excess) is plan, "the compute device is no donor"
