@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import time
@@ -46,7 +47,11 @@ def _spec(host: Host, places: Places, port: int | None, simulate: int) -> Server
         "flags": ("--use-pytorch-cross-attention",),
         "environment": {"SIMDEV": f"cuda:{simulate}:6g"},
     }
-    devices = simulated if simulate else {"flags": _device_flags(places)}
+    present: dict[str, Any] = {
+        "runner": (str(places.root / "devtools" / "quick_start.py"),),
+        "flags": _device_flags(places),
+        "environment": {"OMP_NUM_THREADS": str(min(4, os.cpu_count() or 1))},
+    }
     return ServerSpec(
         tree=places.host_tree(host.version),
         python=places.python,
@@ -56,7 +61,7 @@ def _spec(host: Host, places: Places, port: int | None, simulate: int) -> Server
         first_packs=places.root / "tests" / "host" / "debug_pack",
         frontend=fetch.frontend_files(host, places),
         port=port,
-        **devices,
+        **simulated if simulate else present,
     )
 
 
