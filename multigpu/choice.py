@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from .errors import InputError
-from .plan import Auto, DeviceId, Request, VirtualVram, parse_request, request_from_widgets
+from .plan import CPU, Auto, DeviceId, Mode, Request, VirtualVram, parse_request, request_from_widgets
 
 DEFAULT_DEVICE = "default"
 """The device that ComfyUI would choose."""
@@ -64,6 +64,37 @@ def renamed(request: Request, name: Callable[[DeviceId], DeviceId]) -> Request:
         return replace(request, donors=tuple(map(name, request.donors)), compute=compute)
     parts = tuple(replace(part, device=None if part.device is None else name(part.device)) for part in request.parts)
     return replace(request, parts=parts, compute=compute)
+
+
+def devices_of(request: Request) -> list[DeviceId]:
+    """Every device that the request names, once."""
+    if isinstance(request, Auto):
+        return []
+    named = request.donors if isinstance(request, VirtualVram) else [part.device for part in request.parts]
+    return [device for device in dict.fromkeys([request.compute, *named]) if device is not None]
+
+
+def without(request: Request, missing: Collection[DeviceId], compute: DeviceId | None) -> Request:
+    """The request for a machine that lacks some devices. `compute` is the one that a node names beside it.
+
+    The share of a missing compute device is that of whichever computes instead. All others' shares go to RAM; a
+    fraction of a memory that is not here says nothing, so that what it would have held goes where the rest goes.
+    """
+    if isinstance(request, Auto):
+        return request
+    named = None if request.compute in missing else request.compute
+    if isinstance(request, VirtualVram):
+        donors = dict.fromkeys(CPU if donor in missing else donor for donor in request.donors)
+        return replace(request, donors=tuple(donors), compute=named)
+    parts = []
+    for part in request.parts:
+        if part.device not in missing:
+            parts.append(part)
+        elif part.device in (request.compute, compute):
+            parts.append(replace(part, device=None))
+        elif request.mode is not Mode.FRACTION:
+            parts.append(replace(part, device=CPU))
+    return replace(request, parts=tuple(parts), compute=named) if parts else Auto()
 
 
 def fitted(request: Request, compute: DeviceId) -> Request:

@@ -25,7 +25,7 @@ class Settings:
     log_level: int = logging.INFO
 
     fall_back: bool = False
-    """On: a workflow that names a compute device which is not here runs on ComfyUI's default one, with a warning."""
+    """On: a workflow that names devices which are not here runs on ComfyUI's default one and RAM, with a warning."""
 
     ram_limit: int | None = None
     """Percent of RAM in use above which models and cached outputs are let go between prompts. Not given: 85, but only

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from comfy import model_management
 
-from ..choice import DEFAULT_DEVICE, Choice, fitted, renamed
+from ..choice import DEFAULT_DEVICE, Choice, devices_of, fitted, renamed, without
 from ..devices.inventory import Inventory
 from ..errors import UnknownDevice
 from ..lifecycle.policy import FLAG
@@ -77,7 +77,7 @@ class Placer:
         """
         self.capabilities.need(Feature.PLACEMENT)
         part = part_of(component)
-        request = self.here(choice.request)
+        request = self.here(choice)
         compute = self.device(choice.compute) or _named_compute(request) or device_id(part.patcher.load_device)
         plan = self._plan(fitted(request, compute), part.patcher, compute)
         patcher = self._patcher(part, plan, fresh)
@@ -105,12 +105,12 @@ class Placer:
 
         `alone`: there is only the one. If weights are to leave, it is loaded as the static model that a plan needs.
         """
-        named = self.device(choice.compute) or _named_compute(self.here(choice.request))
-        compute = str(named or DEFAULT_DEVICE)
+        request = self.here(choice)
+        compute = str(self.device(choice.compute) or _named_compute(request) or DEFAULT_DEVICE)
         leaves = not isinstance(choice.request, VirtualVram) or choice.request.bytes > 0
         first, *others = self.loaded_on(compute, partial(_static, load) if alone and leaves else load)
         if has_patcher(first):
-            first = self.place(first, Choice(compute, choice.request), fresh=True)
+            first = self.place(first, Choice(compute, request), fresh=True)
         elif first is not None:
             log.warning("[MultiGPU] a %s has no patcher: ComfyUI moves it whole, by itself", type(first).__name__)
         return first, *others
@@ -149,8 +149,19 @@ class Placer:
                 return place(patcher, plan, self.states)
         return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
 
-    def here(self, request: Request) -> Request:
-        """The request with the devices of this machine behind its names. Raises `UnknownDevice` with the list."""
+    def here(self, choice: Choice) -> Request:
+        """The choice's request with the devices of this machine behind its names.
+
+        Raises `UnknownDevice` with the list, unless the setting says to fall back: then what names a device that is not
+        here means RAM, or whatever computes in its place, with a warning each time.
+        """
+        request = choice.request
+        missing = [device for device in devices_of(request) if not self.inventory.is_here(str(device))]
+        if missing and self.settings.fall_back:
+            names = ", ".join(map(str, missing))
+            log.warning("[MultiGPU] not on this machine: %s; doing without (MULTIGPU_FALL_BACK)", names)
+            given = choice.compute.strip().lower()
+            request = without(request, missing, None if given in ("", DEFAULT_DEVICE) else DeviceId.parse(given))
         return renamed(request, lambda device: self.inventory.resolve(str(device)))
 
     def budgets(self) -> list[DeviceBudget]:

@@ -73,12 +73,12 @@ def expert_quotas(request: Expert, size: ModelSize, budgets: Budgets, compute: D
 def _in_proportion(shares: list[tuple[DeviceId, int]], total: int) -> Quotas:
     """Split `total` exactly: each border is rounded down, so no device is off by a byte or more."""
     whole = sum(share for _, share in shares)
-    quotas: Quotas = {}
+    quotas = {device: 0 for device, _ in shares}
     seen = border = 0
     for device, share in shares:
         seen += share
-        quotas[device] = total * seen // whole - border
-        border += quotas[device]
+        quotas[device] += total * seen // whole - border
+        border = total * seen // whole
     return quotas
 
 
@@ -88,7 +88,7 @@ def _filled_in_order(parts: list[tuple[DeviceId, Part]], mode: Mode, total: int,
     left = total
     for device, part in sorted(parts, key=lambda entry: (entry[1].remainder, entry[1].amount is None)):
         take = left if part.amount is None else min(left, _in_bytes(part.amount, mode, total, budgets[device]))
-        quotas[device] = take
+        quotas[device] += take
         left -= take
     if left:
         lookup(CPU, budgets)

@@ -94,3 +94,7 @@ def test_falling_back_is_a_setting_and_warns_each_time(start_host: StartHost) ->
         warned = f"[MultiGPU] cuda:{seed} is not on this machine"
         (line,) = [line for line in own.log().splitlines() if warned in line]
         assert "falling back to ComfyUI's default device" in line
+    spread = {"mode": "expert", "expert_mode_allocations": "cuda:1,40%;cuda:2,30%;cpu,*"}
+    stock = own.draw(workflows.flux(seed=3, steps=1))
+    assert own.draw(placed(workflows.flux(seed=3, steps=1), "model", compute_device="cuda:1", **spread)) == stock
+    assert "not on this machine: cuda:1, cuda:2; doing without" in own.log()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from multigpu.choice import fitted, read_keep, read_request, renamed
+from multigpu.choice import devices_of, fitted, read_keep, read_request, renamed, without
 from multigpu.errors import AllocationSyntaxError, InputError
-from multigpu.plan import CPU, Auto, DeviceId, VirtualVram, format_request, parse_request
+from multigpu.plan import CPU, Auto, DeviceId, Expert, Part, VirtualVram, format_request, parse_request
 
 ZERO, ONE = DeviceId("cuda", 0), DeviceId("cuda", 1)
 GIB = 1024**3
@@ -69,3 +69,32 @@ def test_devices_are_renamed_wherever_they_stand() -> None:
         ("auto,3gb", "auto,3gb"),
     ]:
         assert format_request(renamed(parse_request(text), name)) == meant
+
+
+def test_devices_of_a_request() -> None:
+    assert devices_of(Auto()) == []
+    assert devices_of(VirtualVram(GIB, (ONE, CPU), ZERO)) == [ZERO, ONE, CPU]
+    assert devices_of(parse_request("cuda:1,25%;cpu,*")) == [ONE, CPU]
+
+
+def test_a_donor_that_is_missing_is_ram_instead() -> None:
+    assert without(Auto(), [ONE], None) == Auto()
+    assert without(VirtualVram(GIB, (ONE, CPU), ZERO), [ONE], None) == VirtualVram(GIB, (CPU,), ZERO)
+    assert without(VirtualVram(GIB, (CPU,), ONE), [ONE], None) == VirtualVram(GIB, (CPU,))
+    for text in ("cuda:0,25%;cuda:1,25%;cpu,50%", "cuda:0,2gb;cuda:1,3gb;cpu,*"):
+        given = parse_request(text)
+        changed = without(given, [ONE], ZERO)
+        assert isinstance(given, Expert) and isinstance(changed, Expert)
+        assert [part.device for part in changed.parts] == [ZERO, CPU, CPU]
+        assert [part.amount for part in changed.parts] == [part.amount for part in given.parts]
+
+
+def test_the_share_of_a_compute_device_that_is_missing_is_that_of_its_stand_in() -> None:
+    changed = without(parse_request("cuda:1,60%;cpu,*"), [ONE], ONE)
+    assert isinstance(changed, Expert)
+    assert changed.parts == (Part(None, 600_000_000), Part(CPU, None, True))
+
+
+def test_fractions_of_a_memory_that_is_missing_say_nothing() -> None:
+    assert without(parse_request("cuda:0,0.8;cuda:1,0.5"), [ONE], ZERO) == parse_request("cuda:0,0.8")
+    assert without(parse_request("cuda:1,0.5;cpu,0.5"), [ONE, CPU], ZERO) == Auto()

@@ -17,6 +17,8 @@ from multigpu.plan import (
     DeviceBudget,
     DeviceId,
     Expert,
+    Mode,
+    Part,
     VirtualVram,
     default_reserve,
     format_request,
@@ -100,6 +102,15 @@ def test_by_hand(text: str, expected: dict[str, int]) -> None:
     result = quotas(text)
     assert list(result.items()) == list(expected.items())
     assert sum(result.values()) == SIZE.total
+
+
+def test_shares_of_one_device_add_up() -> None:
+    """No text says that; a request whose devices were replaced may."""
+    tenth = 100_000_000
+    ratios = Expert(Mode.RATIO, (Part(None, 2 * tenth), Part(CPU, 3 * tenth), Part(CPU, 5 * tenth)))
+    assert expert_quotas(ratios, SIZE, BUDGETS, GPU0) == {GPU0: 20, CPU: 80}
+    counts = Expert(Mode.BYTES, (Part(GPU0, 20), Part(CPU, 30), Part(GPU0, 10), Part(CPU, None, remainder=True)))
+    assert expert_quotas(counts, SIZE, BUDGETS, GPU0) == {GPU0: 30, CPU: 70}
 
 
 def test_an_unknown_device_is_named_with_those_that_are_there() -> None:
