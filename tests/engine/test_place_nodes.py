@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from multigpu.choice import Choice
+from multigpu.errors import UnknownDevice
+from multigpu.plan import parse_request
+from multigpu.settings import Settings
 from tests.engine.pack import Pack, decoded, patcher_of, resting, small_vision, text
 from tests.engine.studio import Studio
 
@@ -219,3 +224,23 @@ def test_loading_moves_the_hosts_bar_and_may_be_interrupted(studio: Studio, pack
     finally:
         comfy.utils.set_progress_bar_global_hook(None)
     assert torch.equal(studio.latent(placed), stock)
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize(
+    ("compute", "text"),
+    [("default", "{0},50%;{9},20%;cpu,30%"), ("{9}", "{9},50%;cpu,*"), ("default", "{9},0.5;cpu,*")],
+)
+def test_doing_without_devices_that_are_not_here(studio: Studio, pack: Pack, compute: str, text: str) -> None:
+    """As the setting allows: what was to rest on them rests in RAM, and another device computes."""
+    zero = studio.accelerators[0]
+    named = [part.replace("{0}", zero).replace("{9}", zero[:-1] + "9") for part in (compute, text)]
+    choice = Choice(named[0], parse_request(named[1]))
+    model = studio.flux()
+    stock = studio.latent(model)
+    with pytest.raises(UnknownDevice, match=":9 is not on this machine"):
+        pack.runtime.placer.place(model, choice)
+    placed = replace(pack.runtime.placer, settings=Settings(fall_back=True)).place(model, choice)
+    assert torch.equal(studio.latent(placed), stock)
+    assert set(studio.resting(placed)) == {zero, "cpu"}
+    assert studio.resting(placed)["cpu"] > 15 << 20
