@@ -21,7 +21,16 @@ from __future__ import annotations
 
 
 class MultiGPUError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project.
+
+    ComfyUI shows people an error's module and class. It imports the pack under the path of its folder, so the module is
+    named here.
+    """
+
+    __module__ = "multigpu.errors"
+
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = MultiGPUError.__module__
 
 
 class InputError(MultiGPUError, ValueError):

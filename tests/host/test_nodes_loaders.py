@@ -71,8 +71,9 @@ def test_a_loader_draws_what_the_stock_one_draws(
 
 def test_a_device_of_another_machine_passes_validation_and_stops_the_run(comfy: Driver) -> None:
     model = node("UNETLoaderMultiGPU", unet_name="toy_flux.safetensors", weight_dtype="default", device="cuda:5")
-    with pytest.raises(PromptFailed, match="cuda:5 is not on this machine, which has cpu"):
+    with pytest.raises(PromptFailed, match="cuda:5 is not on this machine, which has cpu") as failed:
         comfy.run({**flux(), "model": model})
+    assert failed.value.details["exception_type"] == "multigpu.errors.UnknownDevice", "no path of the pack's folder"
 
 
 ARCHIVED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "golden" / "archived_2_6_core.json").read_text())[
