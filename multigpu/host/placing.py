@@ -55,7 +55,7 @@ class Placer:
         A device that is not here is refused with the list, unless the setting says to fall back: then it is None, with
         a warning each time.
         """
-        if text.strip().lower() in ("", DEFAULT_DEVICE):
+        if _is_default(text):
             return None
         try:
             return self.inventory.resolve(text)
@@ -160,8 +160,8 @@ class Placer:
         if missing and self.settings.fall_back:
             names = ", ".join(map(str, missing))
             log.warning("[MultiGPU] not on this machine: %s; doing without (MULTIGPU_FALL_BACK)", names)
-            given = choice.compute.strip().lower()
-            request = without(request, missing, None if given in ("", DEFAULT_DEVICE) else DeviceId.parse(given))
+            compute = None if _is_default(choice.compute) else DeviceId.parse(choice.compute)
+            request = without(request, missing, compute)
         return renamed(request, lambda device: self.inventory.resolve(str(device)))
 
     def budgets(self) -> list[DeviceBudget]:
@@ -180,6 +180,11 @@ def _static(load: LoadFor, device: torch.device | None) -> tuple[Any, ...]:
     for component in filter(has_patcher, components):
         honour_dtypes(part_of(component).patcher.model)
     return components
+
+
+def _is_default(text: str) -> bool:
+    """Whether a widget leaves the choice of the device to the host."""
+    return text.strip().lower() in ("", DEFAULT_DEVICE)
 
 
 def _named_compute(request: Request) -> DeviceId | None:

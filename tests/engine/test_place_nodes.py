@@ -62,9 +62,8 @@ def test_a_model_placed_elsewhere_draws_the_same_and_leaves_the_given_one_alone(
         assert ("cpu" in found) == (widgets["mode"] != "auto")
 
 
+@pytest.mark.accelerator
 def test_gpu_n_is_the_nth_accelerator(studio: Studio, pack: Pack) -> None:
-    if not studio.simulated:
-        pytest.skip("there is no accelerator to count")
     placed = pack.one(
         "MultiGPUPlaceModel",
         model=studio.flux(),
@@ -175,11 +174,10 @@ def test_what_keeps_no_patcher_is_refused_with_the_reason(studio: Studio, pack: 
         pack.one("MultiGPUPlaceModel", model={})
 
 
+@pytest.mark.accelerator
 def test_eject_models_empties_the_compute_device_but_for_what_is_kept(studio: Studio, pack: Pack) -> None:
     import comfy.model_management as memory
 
-    if not studio.simulated:
-        pytest.skip("the CPU has nothing to empty")
     device = other(studio)
     kept = pack.one("CLIPLoaderDisTorch2MultiGPU", clip_name="toy_clip_l.safetensors", type="sd3", device=device,
                     virtual_vram_gb=0.0, keep_loaded="keep")  # fmt: skip
