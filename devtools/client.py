@@ -77,9 +77,12 @@ class Client:
         answer = self.raw(path, body)
         return json.loads(answer) if answer else None
 
-    def submit(self, workflow: Workflow) -> str:
-        """Queue a prompt and return its id. Raises RequestFailed when ComfyUI does not accept it."""
-        return str(self.post("/prompt", {"prompt": workflow, "client_id": "multigpu-dev"})["prompt_id"])
+    def submit(self, workflow: Workflow, **more: Any) -> str:
+        """Queue a prompt and return its id. Raises RequestFailed when ComfyUI does not accept it.
+
+        `more` is what else is sent with it, such as another `client_id`.
+        """
+        return str(self.post("/prompt", {"prompt": workflow, "client_id": "multigpu-dev", **more})["prompt_id"])
 
     def finish(self, prompt_id: str, timeout: float = 300.0) -> Finished:
         """Wait for a prompt. Raises PromptFailed when it ends with an error, TimeoutError when it does not end."""
@@ -95,8 +98,8 @@ class Client:
             return Finished(prompt_id, history, self._images(history), time.monotonic() - started)
         raise TimeoutError(f"prompt {prompt_id} did not end within {timeout:.0f} s")
 
-    def run(self, workflow: Workflow, timeout: float = 300.0) -> Finished:
-        return self.finish(self.submit(workflow), timeout)
+    def run(self, workflow: Workflow, timeout: float = 300.0, **more: Any) -> Finished:
+        return self.finish(self.submit(workflow, **more), timeout)
 
     def free(self, *, unload_models: bool = False, free_memory: bool = False) -> None:
         """What ComfyUI's two buttons do. Returns at once; the worker acts when it is idle."""

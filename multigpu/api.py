@@ -8,8 +8,9 @@ is eject, False is keep, and without it ComfyUI's own rules hold. It is heeded o
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .choice import read_keep
@@ -34,16 +35,17 @@ def set_keep_loaded(component: Any, keep: str | bool) -> None:
     current().keep(component, read_keep(keep))
 
 
-def load_once(key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-    """The components that `load` returns; or those of an earlier call with this key, while they live.
+def load_once(node: str, values: Mapping[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    """The components that `load` returns; or those of an earlier call for this node and these values, while they live.
 
-    For loader nodes, so that a changed `keep_loaded` does not load a file again: `key` names the node and every input
-    but that. Components whose files have changed since are loaded anew.
+    For loader nodes, so that a changed `keep_loaded` does not load a file again: `values` are all inputs but that one,
+    plain values all of them. Components whose files, or files that the values name, have changed are loaded anew.
     """
     runtime = current()
     if not runtime.capabilities.offers(Feature.LIFECYCLE):
         return tuple(load())
-    return runtime.free_flow.retention.load_once(f"node {key}", load)
+    key = f"node {node} {json.dumps(values, sort_keys=True)}"
+    return runtime.free_flow.retention.load_once(key, dict(values), load)
 
 
 def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> bool:

@@ -74,7 +74,9 @@ class Runtime:
         self.capabilities.need(Feature.LIFECYCLE)
         from .host.free_flow import FreeFlow, pressure
 
-        return FreeFlow(lambda: self.inventory.accelerators, pressure(self.settings.ram_limit))
+        return FreeFlow(
+            lambda: self.inventory.accelerators, pressure(self.settings.ram_limit), lambda: self.states.settle()
+        )
 
     def keep(self, component: Any, keep: str) -> None:
         """Pin, flag or let go of the model in a component, if this host allows: `default`, `keep` or `eject`."""

@@ -10,8 +10,8 @@ import torch
 from ..files.families import describe_model
 from ..files.tensors import TensorInfo
 from ..plan import Block, Reason
+from ..stream.homes import own_tensors
 from ..stream.layout import leaves_of, stored_bytes
-from ..stream.residence import own_tensors
 
 DIFFUSION = "diffusion_model."
 """Where the host keeps the diffusion model inside its own wrapper."""

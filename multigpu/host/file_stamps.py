@@ -13,10 +13,10 @@ from ..lifecycle.ledger import Stamp, stamp
 MODEL_FILES = (".safetensors", ".sft", ".ckpt", ".pt", ".pt2", ".pth", ".bin", ".gguf")
 
 
-def stamps_of(patchers: Iterable[Any], inputs: Mapping[str, Any]) -> frozenset[Stamp]:
-    """The files behind patchers, as their loaders noted them; otherwise those that a node's inputs name."""
+def stamps_of(patchers: Iterable[Any], inputs: Iterable[Mapping[str, Any]]) -> frozenset[Stamp]:
+    """The files behind patchers, as their loaders noted them, and those that the inputs of nodes name."""
     paths = {path for patcher in patchers for path in files_of(patcher)}
-    return frozenset(stamp(path) for path in paths or set(files_named(inputs)))
+    return frozenset(map(stamp, paths.union(*map(files_named, inputs))))
 
 
 def files_of(patcher: Any) -> Iterator[str]:

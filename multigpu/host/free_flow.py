@@ -60,11 +60,15 @@ class Flow:
 class FreeFlow:
     """The free flow of one process. Nothing of the host is replaced before `activate`."""
 
-    def __init__(self, devices: Callable[[], Sequence[Device]], pressure: Pressure | None) -> None:
+    def __init__(
+        self, devices: Callable[[], Sequence[Device]], pressure: Pressure | None, tidy: Callable[[], None]
+    ) -> None:
+        """`tidy` gives back what placed models that are gone have left on devices. Called on the prompt worker."""
         self._devices = devices
         self._pressure = pressure
+        self._tidy = tidy
         self.retention = Retention()
-        self.hand_back = HandBack(self.retention, self._prompt_started, self._prompt_ended)
+        self.hand_back = HandBack(self.retention, self._prompt_started, self._prompt_ended, tidy)
         self.recorder = Recorder(self._look, log)
         self._unload = Patch(
             model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all_models
@@ -111,6 +115,7 @@ class FreeFlow:
     # -- the host's unload_all_models -------------------------------------------------------------------------
 
     def _unload_all_models(self) -> None:
+        self._tidy()
         loaded = entries()
         if not self._at_stake(loaded):
             self._unload.original()
@@ -200,14 +205,18 @@ class FreeFlow:
 
     # -- prompts ----------------------------------------------------------------------------------------------
 
-    def _prompt_started(self) -> None:
+    def _prompt_started(self, prompt_id: str) -> None:
         self._stop_waiting()
+        self._tidy()
         self.retention.ledger.release_cycle(unless_recorded=True)
+        if self._on and self.retention.prompt_started(prompt_id):
+            self._said = True
 
     def _prompt_ended(self) -> None:
         """Runs on the prompt worker just before it looks at the flags of the queue."""
+        self._tidy()
         self.retention.ledger.release_cycle(unless_recorded=False)
-        self.retention.settle()
+        self.retention.prompt_ended()
         if self._pressure is not None and self._pressure.look(ram_used()) is not None:
             self.ask_for_all("RAM is short")
 

@@ -3,55 +3,133 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..errors import HostError
 from ..plan import Plan
 from ..stream.residence import Residence
+from .blocks import ROOT
+from .originals import FileOriginal, KeptOriginal, Original
 
 ATTACHMENT = "multigpu.placement"
 """The key under which a patcher's `attachments` hold its `Placed`."""
 
-Patches = tuple[Any, ...]
-"""The host's patches for one weight: (strength, patch, model strength, offset, function) each."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What the host's `current_weight_patches_uuid` is while a model is loaded by a plan.
+
+    It is unlike every patcher's own, so that an unplaced patcher of the model restores all weights before it loads
+    them. And whoever loads or unloads the model replaces it: while it is there, the model is as we left it.
+    """
+
+    patches_uuid: Any
 
 
 @dataclass(slots=True)
 class ModelState:
-    """What is true of one model on one compute device, whichever clone of its patcher asks."""
+    """What is true of one model, whichever clone of its patcher asks."""
 
-    residence: Residence
+    backup: dict[str, Any]
+    """The host's table of original weights, which all patchers of the model share. It says what is patched."""
+    residence: Residence = field(default_factory=Residence)
     patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
-    baked: dict[str, Patches] = field(default_factory=dict)
-    loaded_bytes: int = 0
+    modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
+    """The model's own modules by block, without what object patches may have put in their place."""
+    loaded: Loaded | None = None
     counted: dict[str, int] = field(default_factory=dict)
     """Bytes by device as counted after the last placing."""
-    broken: str | None = None
+    successor_is_placed: bool = False
+    """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
+
+    def holds(self, model: torch.nn.Module) -> bool:
+        """Whether nobody else has loaded or unloaded the model since we loaded it."""
+        return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
+
+    def leave(self) -> dict[str, Original]:
+        """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
+
+        Returns the originals that cannot be had because their file has changed: those weights stay patched.
+        """
+        self.residence.leave()
+        self.loaded = None
+        lost: dict[str, Original] = {}
+        for key, original in [*self.backup.items()]:
+            if isinstance(original, FileOriginal | KeptOriginal):
+                try:
+                    weight = original.weight
+                except HostError:
+                    lost[key] = original
+                    continue
+                self.rewrite(key, weight)
+                del self.backup[key]
+        return lost
+
+    def weight(self, key: str) -> torch.Tensor:
+        """The present weight behind a host key."""
+        block, name = _split(key)
+        weight: torch.Tensor = getattr(self.modules[block], name)
+        return weight
+
+    def rewrite(self, key: str, tensor: torch.Tensor) -> None:
+        block, name = _split(key)
+        self.residence.rewrite(block, self.modules[block], name, tensor)
 
 
 class ModelStates:
     """The states of all models that were ever placed and still live."""
 
     def __init__(self) -> None:
-        self._states: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.device, ModelState]]
-        self._states = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[torch.nn.Module, ModelState] = weakref.WeakKeyDictionary()
+        self._without_model: deque[Residence] = deque()
+        self._placed: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
         self.classes: dict[type, type] = {}
         """Host patcher class -> the same with placement mixed in."""
 
     def of(self, patcher: Any) -> ModelState:
-        states = self._states.setdefault(patcher.model, {})
-        state = states.get(patcher.load_device)
+        state = self._states.get(patcher.model)
         if state is None:
-            state = states[patcher.load_device] = ModelState(Residence(patcher.load_device))
-            weakref.finalize(patcher.model, state.residence.close).atexit = False
+            state = self._states[patcher.model] = ModelState(patcher.backup)
+            weakref.finalize(patcher.model, self._model_is_gone, state.residence).atexit = False
         return state
 
-    def leave_other_devices(self, patcher: Any) -> None:
-        """A model computes on one device at a time: end what was set up for it on others."""
-        for device, state in self._states.get(patcher.model, {}).items():
-            if device != patcher.load_device:
+    def _model_is_gone(self, residence: Residence) -> None:
+        """Its memory goes with it, unless a device has to be waited for: that is for `settle`."""
+        if residence.idle:
+            residence.close()
+        else:
+            self._without_model.append(residence)
+
+    def note_placed(self, patcher: Any, how: Any, placed: Any) -> None:
+        """`placed` was made of `patcher` as `how` says."""
+        self._placed.setdefault(patcher, {})[patcher.patches_uuid, how] = weakref.ref(placed)
+
+    def placed_before(self, patcher: Any, how: Any) -> Any:
+        """What was made of the very same patcher in the same way, while it lives: nothing has to be read or moved."""
+        found = self._placed.get(patcher, {}).get((patcher.patches_uuid, how))
+        return None if found is None else found()
+
+    def settle(self) -> None:
+        """Give back what is no longer used: by models that are gone, by models whose placed patchers are all gone, and
+        by models that an unplaced patcher has loaded since.
+
+        Objects die at any moment and on any thread. So nothing is given back then, but here: on the prompt worker,
+        before and after prompts, before loading, and when memory is freed.
+        """
+        while self._without_model:
+            self._without_model.popleft().close()
+        for model, state in [*self._states.items()]:
+            if not state.patchers:
+                if state.holds(model):
+                    state.leave()
+                state.residence.forget()
+                del self._states[model]
+            elif state.loaded is not None and not state.holds(model):
+                state.loaded = None
                 state.residence.forget()
 
 
@@ -62,3 +140,9 @@ class Placed:
     plan: Plan
     states: ModelStates
     poison: bool = False
+
+
+def _split(key: str) -> tuple[str, str]:
+    """A host key as (block, tensor name)."""
+    block, _, name = key.rpartition(".")
+    return block or ROOT, name

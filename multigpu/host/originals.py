@@ -1,15 +1,21 @@
 """The weights as they were before patches, without a second copy of the model in RAM.
 
-The host keeps the original of every patched weight in RAM. Here an original is kept as its place in the model file
-whenever the file holds exactly that tensor: that is compared, not guessed, when the weight is patched. The objects fit
-into the host's own `backup` table (`weight`, `inplace_update`), so that the host's restoring code works with them.
+The host keeps the original of every patched weight in RAM, in a table that all patchers of a model share (`backup`).
+Here an original is kept as its place in the model file whenever the file holds exactly that tensor: that is compared,
+not guessed, when the weight is patched. The objects fit into the host's table (`weight`, `inplace_update`), so that the
+host's restoring code works with them, and they name the patches that are in the weight: so the table alone says what is
+in the weights, whoever patched or restored them last.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,41 +31,77 @@ _PREFIXES = (
     "first_stage_model.",
     "conditioner.embedders.",
 )
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+Patches = tuple[Any, ...]
+"""The host's patches for one weight: (strength, patch, model strength, offset, function) each."""
+
+
+class TensorFile:
+    """A safetensors file that stays open, so that its tensors can be read even after another file took its name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = Path(path).open("rb")  # noqa: SIM115  closed with the last original that needs it
+        weakref.finalize(self, self._file.close)
+        self._stamp = self._status()
+        self._lock = threading.Lock()
+        length = int.from_bytes(self._file.read(8), "little")
+        self._header: dict[str, Any] = json.loads(self._file.read(length))
+        self._data = 8 + length
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header and self._header[name].get("dtype") in _DTYPES
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor of the file. Raises HostError if the file's contents may have changed since it was opened."""
+        entry = self._header[name]
+        begin, end = entry["data_offsets"]
+        with torch.inference_mode(False):
+            flat = torch.empty(end - begin, dtype=torch.uint8)
+        with self._lock:
+            self._file.seek(self._data + begin)
+            count = self._file.readinto(flat.numpy())  # type: ignore[arg-type]  # an array is a buffer
+        if count != end - begin or self._status() != self._stamp:
+            raise HostError(
+                f"{self.path} has changed on disk since it was loaded, so {name} cannot be restored without its LoRA; "
+                "choose Unload Models and Execution Cache, then run the workflow again"
+            )
+        with torch.inference_mode(False):
+            return flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+
+    def _status(self) -> tuple[int, int]:
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
 class FileOriginal:
-    """A weight that can be read from `path` at any time."""
+    """A weight that can be read from its file at any time. `patches` are those that the model's weight holds."""
 
-    path: str
-    stamp: tuple[int, int]
+    file: TensorFile
     name: str
     dtype: torch.dtype
+    patches: Patches
     inplace_update: bool = False
 
     @property
-    def readable(self) -> bool:
-        return _stamp(self.path) == self.stamp
-
-    @property
-    def complaint(self) -> str:
-        return (
-            f"{self.path} has changed on disk since it was loaded, so {self.name} cannot be restored without its LoRA; "
-            "choose Unload Models and Execution Cache, then run the workflow again"
-        )
-
-    @property
     def weight(self) -> torch.Tensor:
-        if not self.readable:
-            raise HostError(self.complaint)
-        return _read(self.path, self.name).to(self.dtype)
+        """Raises HostError if the file has changed."""
+        with torch.inference_mode(False):
+            return self.file.read(self.name).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOriginal:
-    """A weight kept in RAM, because no file holds it as it is."""
+    """A weight kept in RAM, because no file holds it as it is. `patches` are those that the model's weight holds."""
 
     weight: torch.Tensor
+    patches: Patches
     inplace_update: bool = False
 
 
@@ -71,24 +113,32 @@ class ModelFiles:
 
     def __init__(self, patcher: Any) -> None:
         init = getattr(patcher, "cached_patcher_init", None)
-        self._names = {path: _names(path) for path in _paths(init[1])} if init else {}
+        self._files = [TensorFile(path) for path in _paths(init[1])] if init else []
 
-    def original(self, key: str, weight: torch.Tensor) -> Original:
-        """How to get `weight` (the unpatched one of the host's key `key`) back later."""
-        for path, name in self._places(key):
-            if _holds(path, name, weight):
-                return FileOriginal(path, _stamp(path), name, weight.dtype)
-        return KeptOriginal(copy_to(weight, torch.device("cpu")))
+    def original(self, key: str, weight: torch.Tensor, patches: Patches) -> Original:
+        """How to get `weight` (the unpatched one of the host's key `key`) back once it holds `patches`."""
+        for file, name in self._places(key):
+            if _holds(file, name, weight):
+                return FileOriginal(file, name, weight.dtype, patches)
+        return KeptOriginal(copy_to(weight, torch.device("cpu")), patches)
 
-    def _places(self, key: str) -> Iterator[tuple[str, str]]:
-        """Where the file may hold `key`: with leading parts dropped and the prefixes of checkpoints put before."""
+    def _places(self, key: str) -> Iterator[tuple[TensorFile, str]]:
+        """Where a file may hold `key`: with leading parts dropped and the prefixes of checkpoints put before."""
         parts = key.split(".")
-        for path, names in self._names.items():
+        for file in self._files:
             for start in range(len(parts) - 1):
                 tail = ".".join(parts[start:])
                 for name in (prefix + tail for prefix in _PREFIXES):
-                    if name in names:
-                        yield path, name
+                    if name in file:
+                        yield file, name
+
+
+def same_patches(done: Patches, wanted: Any) -> bool:
+    """Whether two lists of patches do the same: equal numbers, the very same patch objects."""
+    return len(done) == len(wanted) and all(
+        a[0] == b[0] and a[1] is b[1] and a[2] == b[2] and a[3] == b[3] and a[4] is b[4]
+        for a, b in zip(done, wanted, strict=True)
+    )
 
 
 def _paths(arguments: Any) -> Iterator[str]:
@@ -100,36 +150,12 @@ def _paths(arguments: Any) -> Iterator[str]:
             yield from _paths(argument)
 
 
-def _stamp(path: str) -> tuple[int, int]:
-    """What tells one version of a file from another; a file that is gone is unlike any."""
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
-
-
-def _names(path: str) -> frozenset[str]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return frozenset(file.keys())
-
-
-def _read(path: str, name: str) -> torch.Tensor:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
-
-def _holds(path: str, name: str, weight: torch.Tensor) -> bool:
+def _holds(file: TensorFile, name: str, weight: torch.Tensor) -> bool:
     """Whether the file's tensor, cast as a loader would, is `weight` bit for bit."""
     if type(weight) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    stored = _read(path, name)
+    stored = file.read(name)
     if stored.shape != weight.shape:
         return False
-    mine, theirs = weight.detach().cpu().contiguous(), stored.to(weight.dtype).contiguous()
+    mine, theirs = weight.detach().contiguous(), stored.to(weight.device).to(weight.dtype).contiguous()
     return torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))

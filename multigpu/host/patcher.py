@@ -9,24 +9,25 @@ class it was made from: that is how core's clones for other devices come out rig
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import comfy.utils
 import torch
 from comfy import model_management
 from comfy.patcher_extension import CallbacksMP
 
 from ..devices.caches import trim_heap
-from ..errors import HostError
 from ..plan import CPU, Plan, explain
 from ..plan.spill import relieved, spilled
 from ..stream.census import bytes_by_device
-from ..stream.residence import torch_device
+from ..stream.residence import move, torch_device
 from ..units import format_bytes
-from .blocks import ROOT, modules_of
+from .blocks import modules_of
 from .marks import mark_loaded
-from .model_states import ATTACHMENT, ModelState, ModelStates, Patches, Placed
-from .originals import FileOriginal, ModelFiles
+from .model_states import ATTACHMENT, Loaded, ModelState, ModelStates, Placed
+from .originals import FileOriginal, KeptOriginal, ModelFiles, same_patches
 from .progress import LoadingBar
 from .proof import prove
 
@@ -40,6 +41,7 @@ class PlacedPatcher:
     model: Any
     patches: dict[str, Any]
     backup: dict[str, Any]
+    object_patches_backup: dict[str, Any]
     attachments: dict[str, Any]
     load_device: torch.device
     offload_device: torch.device
@@ -54,11 +56,9 @@ class PlacedPatcher:
         return placed if placed is not None and torch_device(placed.plan.compute) == self.load_device else None
 
     def __del__(self) -> None:
-        """With the last placed patcher of a model goes its placement; the host may hold on to an unplaced parent."""
+        """Not what `detach` does for a placed patcher: the model may be loaded by another clone."""
+        self.attachments.pop(ATTACHMENT, None)
         super().__del__()  # type: ignore[misc]
-        placed = self.placed
-        if placed is not None and all(other is self for other in placed.states.of(self).patchers):
-            placed.states.of(self).residence.forget()
 
     def model_size(self) -> int:
         placed = self.placed
@@ -75,6 +75,26 @@ class PlacedPatcher:
                 entry.currently_used = False
         return super().model_patches_models()  # type: ignore[misc]
 
+    def is_clone(self, other: Any) -> bool:
+        """The host asks this of a patcher that it is about to load, and then calls `detach` of the one it replaces."""
+        clone = bool(super().is_clone(other))  # type: ignore[misc]
+        placed = self.placed
+        if clone and placed is not None:
+            placed.states.of(self).successor_is_placed = True
+        return clone
+
+    def detach(self, unpatch_all: bool = True) -> Any:
+        """Before the host loads another patcher of this model it asks this one to let go without unloading.
+
+        A placed successor takes over what is there. An unplaced one cannot: for it the model is unloaded.
+        """
+        placed = self.placed
+        if placed is not None and not unpatch_all:
+            state = placed.states.of(self)
+            unpatch_all = state.holds(self.model) and not state.successor_is_placed
+            state.successor_is_placed = False
+        return super().detach(unpatch_all)  # type: ignore[misc]
+
     def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> float:
         placed = self.placed
         if placed is None:
@@ -86,7 +106,7 @@ class PlacedPatcher:
             try:
                 self.load(device_to, before + extra_memory, force_patch_weights)
             except BaseException:
-                self.detach()  # type: ignore[attr-defined]
+                self.detach()
                 raise
             return self.model.model_loaded_weight_memory - before
 
@@ -105,21 +125,27 @@ class PlacedPatcher:
         placed = self.placed
         if placed is None:
             return super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # type: ignore[misc]
-        with self.use_ejected():  # type: ignore[attr-defined]
+        placed.states.settle()
+        state = placed.states.of(self)
+        if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
+            self.unpatch_model(self.offload_device)
+            self.patch_model(load_weights=False)  # type: ignore[attr-defined]
+        with self.use_ejected(), self._own_objects():  # type: ignore[attr-defined]
             self.unpatch_hooks()
-            state = placed.states.of(self)
-            if state.broken is not None:
-                raise HostError(state.broken)
+            state.successor_is_placed = False
             excess = 0 if full_load or not lowvram_model_memory else self.model_size() - lowvram_model_memory
             plan = spilled(placed.plan, excess)
             moved = not self._is_ours(state) or state.residence.plan != plan
             if moved:
+                state.modules.update(modules_of(self))
                 bar = LoadingBar(plan.total_bytes)
                 plan = self._place(placed, state, plan, bar)
                 bar.finish()
-            if moved or self.model.current_weight_patches_uuid != self.patches_uuid:
+            if moved or state.loaded is None or state.loaded.patches_uuid != self.patches_uuid:
                 self._bake(state)
-                self._tell_host(state, plan)
+                self._tell_host(state, plan, Loaded(self.patches_uuid))
+        with self.use_ejected():  # type: ignore[attr-defined]
+            self._move_patched_objects(self.load_device)
             for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):  # type: ignore[attr-defined]
                 callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
             self.apply_hooks(self.forced_hooks, force_apply=True)  # type: ignore[attr-defined]
@@ -129,18 +155,28 @@ class PlacedPatcher:
         if placed is None:
             return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # type: ignore[misc]
         state = placed.states.of(self)
-        if not self._is_ours(state) or state.residence.plan is None:
+        if not self._is_ours(state) or state.residence.plan is None or state.loaded is None:
             return 0
-        with self.use_ejected():  # type: ignore[attr-defined]
-            before, plan = state.loaded_bytes, spilled(state.residence.plan, memory_to_free)
-            self._tell_host(state, self._place(placed, state, plan))
-            return before - state.loaded_bytes
+        with self.use_ejected(), self._own_objects():  # type: ignore[attr-defined]
+            before, plan = self.model.model_loaded_weight_memory, spilled(state.residence.plan, memory_to_free)
+            self._tell_host(state, self._place(placed, state, plan), state.loaded)
+            return before - self.model.model_loaded_weight_memory
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
         placed = self.placed
-        if placed is not None and unpatch_weights:
-            self._leave(placed.states.of(self))
-        return super().unpatch_model(device_to, unpatch_weights)  # type: ignore[misc]
+        if placed is None or not unpatch_weights:
+            return super().unpatch_model(device_to, unpatch_weights)  # type: ignore[misc]
+        self._move_patched_objects(device_to or self.offload_device)
+        super().unpatch_model(unpatch_weights=False)  # type: ignore[misc]  # the model's own modules, whose names we know
+        self.unpatch_hooks()
+        lost = placed.states.of(self).leave()
+        for key in lost:
+            del self.backup[key]
+        result = super().unpatch_model(device_to, unpatch_weights)  # type: ignore[misc]
+        if lost:  # whoever loads the model next asks for exactly these patches, or is told why it cannot be had
+            self.backup.update(lost)
+            self.model.current_weight_patches_uuid = Loaded(None)
+        return result
 
     def patch_hooks(self, hooks: Any) -> Any:
         return self._change_by_hooks(lambda: super(PlacedPatcher, self).patch_hooks(hooks), hooks is not None)  # type: ignore[misc]
@@ -152,18 +188,15 @@ class PlacedPatcher:
 
     def _is_ours(self, state: ModelState) -> bool:
         """Whether the model is loaded by a plan and nobody else has moved it since."""
-        return state.residence.intact() and bool(self.model.model_loaded_weight_memory == state.loaded_bytes)
+        return state.holds(self.model) and state.residence.intact()
 
     def _place(
         self, placed: Placed, state: ModelState, plan: Plan, progress: Callable[[int], None] = lambda count: None
     ) -> Plan:
         """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
-        if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
-            self.unpatch_model(self.offload_device, unpatch_weights=True)
-        placed.states.leave_other_devices(self)
         plan = self._make_room(plan)
         if not self._is_ours(state) or state.residence.plan != plan:
-            state.residence.apply(plan, modules_of(self), progress, poison=placed.poison)
+            state.residence.apply(plan, state.modules, progress, poison=placed.poison)
             trim_heap()
             state.counted = prove(self.model, plan)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
@@ -193,67 +226,67 @@ class PlacedPatcher:
         return plan
 
     def _bake(self, state: ModelState) -> None:
-        """Make the weights what the patches ask for; only weights whose patches changed are touched."""
-        stale = [key for key, done in state.baked.items() if not _same(done, self.patches.get(key, ()))]
-        fresh = [key for key in self.patches if key not in state.baked]
+        """Make the weights what the patches ask for; only weights whose patches changed are touched.
+
+        What is in the weights stands in the host's own table of originals. An entry is made when its weight is
+        patched, and taken out when its weight is restored: whatever fails in between, the table is right.
+        """
+        stale = [key for key, original in self.backup.items() if not self._is_wanted(key, original)]
+        fresh = [key for key in self.patches if key not in self.backup]
         if not stale and not fresh:
             return
         files = ModelFiles(self)
         state.residence.changing()
-        for key in stale:
-            self._rewrite(state, key, self.backup.pop(key).weight)
-            del state.baked[key]
         for key in [*stale, *fresh]:
+            if key in self.backup:
+                state.rewrite(key, self.backup[key].weight)
+                del self.backup[key]
             if key in self.patches:
-                self.backup[key] = files.original(key, self._weight(key))
+                original = files.original(key, state.weight(key), tuple(self.patches[key]))
                 patched = self.patch_weight_to_device(  # type: ignore[attr-defined]
                     key, device_to=self.load_device, return_weight=True
                 )
-                self._rewrite(state, key, patched)
-                state.baked[key] = tuple(self.patches[key])
+                state.rewrite(key, patched)
+                self.backup[key] = original
         state.residence.changed()
 
-    def _leave(self, state: ModelState) -> None:
-        """Stop streaming; put unpatched weights back where blocks rest away from the compute device.
+    def _is_wanted(self, key: str, original: Any) -> bool:
+        """Whether a weight holds just the patches that this patcher asks for. The host's own entries do not tell."""
+        known = isinstance(original, FileOriginal | KeptOriginal)
+        return known and same_patches(original.patches, self.patches.get(key, ()))
 
-        The host restores all others, and all of them if it has loaded the model since.
-        """
-        for key, original in [*self.backup.items()]:
-            if isinstance(original, FileOriginal) and not original.readable:
-                state.broken = original.complaint
-                del self.backup[key]
-        if self._is_ours(state):
-            state.residence.changing()
-            for key in state.baked:
-                if key in self.backup and state.residence.rests_away(_split(key)[0]):
-                    self._rewrite(state, key, self.backup.pop(key).weight)
-        state.baked.clear()
-        state.loaded_bytes = 0
-        state.residence.leave()
+    @contextmanager
+    def _own_objects(self) -> Iterator[None]:
+        """The model's own modules and attributes, without what object patches have put in their place."""
+        patched = [
+            (name, comfy.utils.set_attr(self.model, name, original))
+            for name, original in reversed(self.object_patches_backup.items())
+        ]
+        try:
+            yield
+        finally:
+            for name, patch in reversed(patched):
+                comfy.utils.set_attr(self.model, name, patch)
 
-    def _rewrite(self, state: ModelState, key: str, tensor: torch.Tensor) -> None:
-        block, name = _split(key)
-        state.residence.rewrite(block, self._module(block), name, tensor)
+    def _move_patched_objects(self, device: torch.device) -> None:
+        """Modules that object patches have brought along are in no plan: they go where the model computes, or rests."""
+        for name, original in self.object_patches_backup.items():
+            patch = comfy.utils.get_attr(self.model, name)
+            if isinstance(patch, torch.nn.Module):
+                own = {*original.modules()} if isinstance(original, torch.nn.Module) else set()
+                for module in patch.modules():
+                    if module not in own:
+                        move(module, device)
 
-    def _module(self, block: str) -> torch.nn.Module:
-        module: torch.nn.Module = self.model if block == ROOT else self.model.get_submodule(block)
-        return module
-
-    def _weight(self, key: str) -> torch.Tensor:
-        block, name = _split(key)
-        weight: torch.Tensor = getattr(self._module(block), name)
-        return weight
-
-    def _tell_host(self, state: ModelState, plan: Plan) -> None:
+    def _tell_host(self, state: ModelState, plan: Plan, loaded: Loaded) -> None:
         """The marks and numbers by which the host knows what is loaded."""
         mark_loaded(self, {placement.block for placement in plan.streamed})
-        state.loaded_bytes = plan.bytes_on(plan.compute) + plan.ring_bytes
         self.model.model_lowvram = True
         self.model.lowvram_patch_counter = 0
         self.model.device = self.load_device
-        self.model.model_loaded_weight_memory = state.loaded_bytes
+        self.model.model_loaded_weight_memory = plan.bytes_on(plan.compute) + plan.ring_bytes
         self.model.model_offload_buffer_memory = plan.ring_bytes
-        self.model.current_weight_patches_uuid = self.patches_uuid
+        self.model.current_weight_patches_uuid = state.loaded = loaded
 
     def _change_by_hooks(self, change: Callable[[], Any], expected: bool) -> Any:
         """Weight hooks write into the weights between steps: nothing staged before may be used after."""
@@ -279,17 +312,3 @@ def placed_class(cls: type, states: ModelStates) -> type:
     if cls not in states.classes:
         states.classes[cls] = type("Placed" + cls.__name__, (PlacedPatcher, cls), {})
     return states.classes[cls]
-
-
-def _same(done: Patches, wanted: Any) -> bool:
-    """Whether two lists of patches do the same: equal numbers, the very same patch objects."""
-    return len(done) == len(wanted) and all(
-        a[0] == b[0] and a[1] is b[1] and a[2] == b[2] and a[3] == b[3] and a[4] is b[4]
-        for a, b in zip(done, wanted, strict=True)
-    )
-
-
-def _split(key: str) -> tuple[str, str]:
-    """A host key as (block, tensor name)."""
-    block, _, name = key.rpartition(".")
-    return block or ROOT, name

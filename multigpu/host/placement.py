@@ -37,6 +37,7 @@ def _register(patcher: Any, clone: Any) -> None:
     """Every clone is known to its model's state. Some packs' patchers set the class of their clones themselves."""
     states: ModelStates = patcher.attachments[ATTACHMENT].states
     clone.__class__ = placed_class(type(clone), states)
+    clone.size = 0  # the host passes the size of the plan's share on; it counts again where there is no plan
     states.of(clone).patchers.add(clone)
 
 

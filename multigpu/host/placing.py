@@ -79,9 +79,13 @@ class Placer:
         part = part_of(component)
         request = self.here(choice)
         compute = self.device(choice.compute) or _named_compute(request) or device_id(part.patcher.load_device)
-        plan = self._plan(fitted(request, compute), part.patcher, compute)
-        patcher = self._patcher(part, plan, fresh)
-        _say(part, plan, patcher)
+        request = fitted(request, compute)
+        patcher = self.states.placed_before(part.patcher, (request, compute))
+        if patcher is None:
+            plan = self._plan(request, part.patcher, compute)
+            patcher = self._patcher(part, plan, fresh)
+            self.states.note_placed(part.patcher, (request, compute), patcher)
+            _say(part, plan, patcher)
         self.keep(patcher, choice.keep)
         return part.rebuilt(patcher)
 

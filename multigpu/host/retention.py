@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from comfy_execution.utils import get_executing_context
 
 from ..errors import InputError
 from ..lifecycle.ledger import Ledger, Ports
-from ..lifecycle.policy import FLAG, Said, Standing, flag_for, heed, spoke_before
+from ..lifecycle.policy import FLAG, Standing, flag_for
+from ..lifecycle.prompt import Prompt
+from ..lifecycle.words import Words
 from .components import part_of
 from .file_stamps import stamps_of
 from .memory_view import standing
+from .prompts import KEEP_LOADED, PromptWatch
 
 log = logging.getLogger("multigpu")
 
@@ -39,8 +41,22 @@ def base_of(patcher: Any) -> Any:
     return patcher
 
 
+@dataclass
+class Spoken:
+    """What a node said when it ran, and of which patchers."""
+
+    asked_for: str
+    """The node and all upstream, without what it said: who asks for the same again gets the same model."""
+    prompt: int
+    wanted: Standing
+    patchers: list[weakref.ref[Any]]
+
+    def living(self) -> list[Any]:
+        return [patcher for reference in self.patchers if (patcher := reference()) is not None]
+
+
 class Retention:
-    """The flags, the records and the anchors of one process."""
+    """The words about models, the flags that follow from them, and what is held: the records and the anchors."""
 
     def __init__(self) -> None:
         ports = Ports(
@@ -50,33 +66,101 @@ class Retention:
             is_clean=lambda patcher: not patcher.patches,
         )
         self.ledger = Ledger(ports)
-        self._said: weakref.WeakKeyDictionary[Any, Said] = weakref.WeakKeyDictionary()
+        self.prompts = PromptWatch()
+        self._words: weakref.WeakKeyDictionary[Any, Words] = weakref.WeakKeyDictionary()
+        self._spoken: dict[str, Spoken] = {}
+        """By the node's signature: while the host remembers what the node made, it need not run to say it again."""
+        self._until_end: list[Any] = []
+        """Models that this prompt does not keep any more. They are held until it is over: it may still ask for them."""
+
+    # -- words ------------------------------------------------------------------------------------------------
+
+    def prompt_started(self, prompt_id: str) -> bool:
+        """Take the words of all nodes of the prompt, those included that will not run because nothing has changed.
+
+        Whether any concerned a model.
+        """
+        prompt = self.prompts.start(prompt_id)
+        said = [
+            (patcher, spoken.wanted if wanted is None else wanted, node_id)
+            for node_id, wanted in self.prompts.words(prompt)
+            if (spoken := self._spoken.get(prompt.signature(node_id))) is not None
+            for patcher in spoken.living()
+        ]
+        for patcher, wanted, node_id in said:
+            self._say(patcher, wanted, prompt, node_id)
+        return bool(said)
+
+    def prompt_ended(self) -> None:
+        """Let go of what the prompt does not keep any more."""
+        self._spoken = {key: spoken for key, spoken in self._spoken.items() if spoken.living()}
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._until_end.clear()
+        self.settle()
 
     def set_standing(self, component: Any, wanted: Standing) -> None:
         """Flag, pin or let go of the model inside a component. Raises InputError when there is none in it.
 
-        All clones of a model share this; see `heed` for what happens when nodes disagree.
+        All clones of a model share this; see `Words` for what happens when nodes disagree.
         """
         patcher = part_of(component).patcher
-        model = patcher.model
-        holds = self._heed(model, wanted)
-        _set_flag(model, holds)
-        self._let_go_of_predecessors(patcher, holds)
-        if holds is Standing.PINNED:
-            self.ledger.anchor(patcher, "keep_loaded", pinned=True)
-            self.settle()
-        elif self.ledger.release(model):
-            log.info("[MultiGPU] %s is no longer kept", type(model).__name__)
+        prompt, node_id = self.prompts.now()
+        if prompt is not None:
+            self._note(prompt, node_id, patcher, wanted)
+        self._say(patcher, wanted, prompt, node_id)
 
-    def _heed(self, model: Any, wanted: Standing) -> Standing:
-        before = self._said.get(model)
-        if before is None or before.standing is not standing(model):  # someone set the attribute
-            before = Said(standing(model))
-        self._said[model] = heed(before, _said_now(wanted))
-        holds = self._said[model].standing
+    def _note(self, prompt: Prompt, node_id: str, patcher: Any, wanted: Standing) -> None:
+        key, asked_for = prompt.signature(node_id), prompt.signature(node_id, without=(KEEP_LOADED,))
+        self._let_go_of_older_copies(asked_for, patcher.model)
+        spoken = self._spoken.get(key)
+        if spoken is None or spoken.prompt != self.prompts.number:
+            spoken = self._spoken[key] = Spoken(asked_for, self.prompts.number, wanted, [])
+        spoken.patchers.append(weakref.ref(patcher))
+
+    def _say(self, patcher: Any, wanted: Standing, prompt: Prompt | None, node_id: str) -> None:
+        model = patcher.model
+        words = self._words_about(model)
+        before = words.standing
+        words.say(wanted, None if prompt is None else prompt.speaker(node_id), self.prompts.number)
+        holds = words.standing
+        _set_flag(model, holds)
         if holds is not wanted and wanted is not Standing.UNMANAGED:
             log.info("[MultiGPU] %s stays: another node of this workflow keeps it", type(model).__name__)
-        return holds
+        if holds is Standing.PINNED:
+            self._until_end = [its for its in self._until_end if its is not model]
+            self.ledger.anchor(patcher, "keep_loaded", pinned=True)
+            self.settle()
+        elif before is Standing.PINNED:
+            log.info("[MultiGPU] %s is no longer kept", type(model).__name__)
+            self._until_end.append(model)
+            if prompt is None:
+                self._let_go()
+
+    def _words_about(self, model: Any) -> Words:
+        words = self._words.setdefault(model, Words())
+        if words.standing is not standing(model):  # somebody has set the attribute
+            words.say(Standing.UNMANAGED)
+            words.say(standing(model), prompt=self.prompts.number)
+        return words
+
+    def _let_go_of_older_copies(self, asked_for: str, model: Any) -> None:
+        """A node that asks for what was asked for before, and has got a new model, has no use for the old one.
+
+        The host repeats a loader when it has forgotten what the loader made, and we could not hand that back.
+        """
+        older = [
+            patcher.model for its in self._spoken.values() if its.asked_for == asked_for for patcher in its.living()
+        ]
+        for old in {id(old): old for old in older}.values():
+            if old is not model and self.ledger.anchored(old):
+                self._words.pop(old, None)
+                _set_flag(old, Standing.UNMANAGED)
+                self.ledger.release(old)
+                log.info("[MultiGPU] an older copy of %s is no longer kept", type(old).__name__)
+
+    # -- what is held -----------------------------------------------------------------------------------------
 
     def anchor(self, patcher: Any, reason: str) -> None:
         """Hold a patcher: until the user lets go if its model is pinned, otherwise for one cycle."""
@@ -100,55 +184,76 @@ class Retention:
     def reconcile(self) -> None:
         """Let go of models that were pinned and are not any more: others may change the attribute."""
         for anchor in self.ledger.anchors():
-            if anchor.pinned and standing(anchor.patcher.model) is not Standing.PINNED:
-                self.ledger.release(anchor.patcher.model)
+            model = anchor.patcher.model
+            leaving = any(its is model for its in self._until_end)
+            if anchor.pinned and standing(model) is not Standing.PINNED and not leaving:
+                self.ledger.release(model)
 
     def settle(self, for_this_cycle: Sequence[Any] = ()) -> None:
         """Hold what is pinned, and the given models."""
         self.reconcile()
-        self.ledger.settle([*self.pinned(), *for_this_cycle])
+        self.ledger.settle([*self.pinned(), *self._until_end, *for_this_cycle])
 
-    def load_once(self, key: str, load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-        """What `load` returns, or what it returned before for `key` while that lives and its files are the same."""
+    # -- handing back -----------------------------------------------------------------------------------------
+
+    def load_once(self, key: str, values: dict[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+        """What `load` returns, or what it returned before for `key` while that lives and its files are the same.
+
+        `values` are the inputs it is made from, which may name files.
+        """
         found = self.ledger.hand_back(key)
         if found is not None:
             return tuple(slot[0] for slot in found)
         loaded = tuple(load())
-        self.ledger.remember(key, [[value] for value in loaded], self.stamps(loaded, {}))
+        self.ledger.remember(key, [[value] for value in loaded], stamps_of(_patchers(loaded), [values]))
         return loaded
 
-    def remember(self, key: str, outputs: Sequence[Sequence[Any]], inputs: dict[str, Any]) -> None:
-        """Record the outputs of a node that made models and nothing else; `inputs` are those of the node."""
+    def knows(self, node_id: str) -> bool:
+        """Whether a node of the running prompt asks for something that was made before."""
+        prompt = self.prompts.running()
+        return prompt is not None and self.ledger.knows(prompt.signature(node_id))
+
+    def hand_back(self, node_id: str, version: str) -> list[list[Any]] | None:
+        """What a node of the running prompt asks for, if it was made before from the very same things.
+
+        Not if something upstream is used elsewhere too and so has to be loaded again, this model with it: there are
+        never to be two copies.
+        """
+        prompt = self.prompts.running()
+        if prompt is None:
+            return None
+        key = prompt.signature(node_id)
+        models = self.ledger.models(key)
+        upstream = map(prompt.signature, prompt.upstream(node_id))
+        loaders = {its for its in upstream if _share(self.ledger.made(its), models)}
+        outputs = None if self._runs_again(prompt, node_id, loaders) else self.ledger.hand_back(key, version)
+        if outputs is None and not loaders:  # whoever loaded these is not known, and is about to do it again
+            for model in models:
+                self.ledger.release(model)
+        return outputs
+
+    def _runs_again(self, prompt: Prompt, node_id: str, loaders: set[str]) -> bool:
+        """Whether a loader of what a node made has to run: it is used elsewhere, and not all that it made is there."""
+        used = {its for each in prompt.used_outside(node_id) for its in map(prompt.signature, prompt.upstream(each))}
+        return not all(map(self.ledger.is_whole, loaders & used)) if loaders else bool(used)
+
+    def remember(self, node_id: str, version: str, outputs: Sequence[Sequence[Any]]) -> None:
+        """Record the outputs of a node of the running prompt, if it made models and nothing else."""
+        prompt = self.prompts.running()
+        if prompt is None or node_id not in prompt.nodes:
+            return
         values = [value for slot in outputs for value in slot]
-        if self.ledger.remember(key, outputs, self.stamps(values, inputs)):
+        stamps = stamps_of(_patchers(values), prompt.values(node_id))
+        if self.ledger.remember(prompt.signature(node_id), outputs, stamps, version):
             self.settle()
 
-    def stamps(self, values: Sequence[Any], inputs: dict[str, Any]) -> frozenset[Any]:
-        patchers = [patcher for patcher in map(patcher_of, values) if patcher is not None]
-        return stamps_of(patchers, inputs)
 
-    def _let_go_of_predecessors(self, patcher: Any, holds: Standing) -> None:
-        """Of older copies of the same model: there are never to be two that one node keeps.
-
-        Those that this node kept in an earlier prompt, and, if the new copy is pinned, those that no node can hand
-        back. The host may have dropped and repeated a loader that ran before any node of ours was there.
-        """
-        now = _said_now(holds)
-        for anchor in self.ledger.anchors():
-            old = anchor.patcher.model
-            if old is patcher.model or not _same_source(anchor.patcher, patcher):
-                continue
-            before = self._said.get(old)
-            again = before is not None and spoke_before(before, now)
-            if again or (holds is Standing.PINNED and not self.ledger.recorded(old)):
-                _set_flag(old, Standing.UNMANAGED)
-                self.ledger.release(old)
-                log.info("[MultiGPU] an older copy of %s is no longer kept", type(old).__name__)
+def _patchers(values: Iterable[Any]) -> list[Any]:
+    return [patcher for patcher in map(patcher_of, values) if patcher is not None]
 
 
-def _said_now(wanted: Standing) -> Said:
-    context = get_executing_context()
-    return Said(wanted) if context is None else Said(wanted, context.node_id, context.prompt_id)
+def _share(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return not {id(model) for model in some}.isdisjoint(id(model) for model in others)
 
 
 def _set_flag(model: Any, holds: Standing) -> None:
@@ -157,15 +262,3 @@ def _set_flag(model: Any, holds: Standing) -> None:
         setattr(model, FLAG, flag)
     elif hasattr(model, FLAG):
         delattr(model, FLAG)
-
-
-def _same_source(one: Any, other: Any) -> bool:
-    """Whether two patchers were loaded alike; where the loader did not say how, alike in class and size is enough.
-
-    Classes by name: the host makes those of some text encoders anew with each load.
-    """
-    if type(one.model).__qualname__ != type(other.model).__qualname__:
-        return False
-    if one.cached_patcher_init is None and other.cached_patcher_init is None:
-        return bool(one.model_size() == other.model_size())
-    return bool(one.cached_patcher_init == other.cached_patcher_init)

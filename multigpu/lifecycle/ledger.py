@@ -56,8 +56,11 @@ def _reference(value: Any) -> Callable[[], Any]:
 class Record:
     """The outputs of one node: a list of slots, each a list of values."""
 
-    def __init__(self, outputs: Sequence[Sequence[Any]], stamps: frozenset[Stamp], ports: Ports) -> None:
+    def __init__(
+        self, outputs: Sequence[Sequence[Any]], stamps: frozenset[Stamp], ports: Ports, version: str = ""
+    ) -> None:
         self._ports = ports
+        self.version = version
         self._slots = [[_reference(value) for value in slot] for slot in outputs]
         self._held: list[list[Any]] | None = None
         self._made = [weakref.ref(ports.model_of(patcher)) for patcher in self.patchers() if ports.is_root(patcher)]
@@ -112,18 +115,21 @@ class Ledger:
 
     # -- records ----------------------------------------------------------------------------------------------
 
-    def remember(self, key: str, outputs: Sequence[Sequence[Any]], stamps: Iterable[Stamp]) -> bool:
-        """Record what a node made, if that is models and nothing else. It takes the place of an older record."""
+    def remember(self, key: str, outputs: Sequence[Sequence[Any]], stamps: Iterable[Stamp], version: str = "") -> bool:
+        """Record what a node made, if that is models and nothing else. It takes the place of an older record.
+
+        `key` is what the node asks for. `version` tells apart what nodes make of that at different times.
+        """
         others = [value for slot in outputs for value in slot if self._ports.patcher_of(value) is None]
         if not all(isinstance(value, PLAIN) for value in others) or len(others) == sum(map(len, outputs)):
             return False
-        record = Record(outputs, frozenset(stamps), self._ports)
+        record = Record(outputs, frozenset(stamps), self._ports, version)
         self.forget(key, successors=record.models())
         self._records[key] = record
         return True
 
-    def hand_back(self, key: str) -> list[list[Any]] | None:
-        """The outputs of the key, if all live and their files are unchanged.
+    def hand_back(self, key: str, version: str = "") -> list[list[Any]] | None:
+        """The outputs of the key, if all live, their files are unchanged, and so is the version.
 
         A record that cannot be handed back is forgotten, and the models its node loaded are let go: the node that asks
         is about to load their successors, and there are never to be two copies.
@@ -131,7 +137,7 @@ class Ledger:
         record = self._records.get(key)
         if record is None:
             return None
-        outputs = record.outputs() if record.current() else None
+        outputs = record.outputs() if record.version == version and record.current() else None
         if outputs is None:
             self.forget(key)
         return outputs
@@ -146,9 +152,18 @@ class Ledger:
     def knows(self, key: str) -> bool:
         return key in self._records
 
-    def recorded(self, model: Any) -> bool:
-        """Whether some node's record has the model."""
-        return any(its is model for record in self._all() for its in record.models())
+    def models(self, key: str) -> list[Any]:
+        """The models in the record of the key, as far as they live."""
+        return self._records[key].models() if key in self._records else []
+
+    def made(self, key: str) -> list[Any]:
+        """The models that the node of the key has itself loaded and that still live."""
+        return self._records[key].made() if key in self._records else []
+
+    def is_whole(self, key: str) -> bool:
+        """Whether the record of the key could be handed back now."""
+        record = self._records.get(key)
+        return record is not None and record.outputs() is not None and record.current()
 
     def _all(self) -> list[Record]:
         return list(self._records.values())

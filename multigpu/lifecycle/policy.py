@@ -45,34 +45,6 @@ TABLE: dict[str, dict[Standing, Step]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What was said about a model, by which node of which prompt; by none of them when it came from outside."""
-
-    standing: Standing
-    node: str | None = None
-    prompt: str | None = None
-
-
-def heed(before: Said, now: Said) -> Said:
-    """What holds for a model after something more was said about it.
-
-    The last word counts, with two exceptions. Of two nodes in one prompt that say keep and eject, keep wins, in
-    whichever order they ran. And `default` takes back only what the same node said: it says nothing against others.
-    """
-    if now.standing is Standing.UNMANAGED:
-        return now if now.node in (None, before.node) else before
-    same_prompt = now.prompt is not None and now.prompt == before.prompt and now.node != before.node
-    if same_prompt and now.standing is Standing.FLAGGED and before.standing is Standing.PINNED:
-        return before
-    return now
-
-
-def spoke_before(before: Said, now: Said) -> bool:
-    """Whether the node that speaks now said the earlier word in an earlier prompt."""
-    return now.node is not None and now.node == before.node and now.prompt != before.prompt
-
-
 @dataclass(frozen=True)
 class Decision(Generic[Model]):
     """One row of the table, applied. `row` names it; every model given is in exactly one of the tuples.

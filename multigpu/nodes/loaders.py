@@ -5,7 +5,6 @@ One factory and the table in `loader_table`. They do what a host loader with a p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,6 +81,8 @@ def loader_node(
     """A V3 node class. `schema` gives what differs between nodes and is asked anew each time: files come and go."""
 
     class Loader(io.ComfyNode):
+        KEEPS_LOADED = keeps
+
         @classmethod
         def define_schema(cls) -> Any:
             return io.Schema(node_id=node_id, is_deprecated=True, **schema())
@@ -137,7 +138,7 @@ def once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
     """What `load` makes of the values, or made of them before while that lives: `keep_loaded` alone loads nothing."""
     if not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
         return with_bar(values, load)  # an input that is a model: the host's own cache knows whether it is the same
-    return load_once(f"{node_id} {json.dumps(values, sort_keys=True)}", lambda: with_bar(values, load))
+    return load_once(node_id, values, lambda: with_bar(values, load))
 
 
 def with_bar(values: dict[str, Any], load: Load) -> tuple[Any, ...]:

@@ -63,6 +63,8 @@ def _place_node(io: Any, row: PlaceNode, runtime: Runtime) -> type[Any]:
     socket = getattr(io, row.socket)
 
     class Place(io.ComfyNode):
+        KEEPS_LOADED = True
+
         @classmethod
         def define_schema(cls) -> Any:
             return io.Schema(

@@ -1,13 +1,15 @@
-"""Homes: flat memory on one device that holds the bytes of many blocks.
+"""Memory for blocks that rest at home.
 
-Memory comes in segments, so that filling one while its source is freed costs little extra, and each segment of RAM is
-registered with the driver once (torch's own pinned allocator rounds every request up to a power of two).
+RAM comes in segments, so that filling one while its source is freed costs little extra, and each segment is registered
+with the driver once (torch's own pinned allocator rounds every request up to a power of two). On an accelerator every
+block has an allocation of its own: torch's caching allocator keeps the memory together there.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import weakref
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,8 @@ from .layout import ALIGNMENT
 log = logging.getLogger("multigpu")
 
 SEGMENT_BYTES = 1 << 30
+PAGE = 4096
+"""Segments begin at a page: the driver registers whole pages, and no page twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,17 +39,38 @@ class Segment:
         return view
 
 
-@dataclass(frozen=True, slots=True)
 class Room:
-    """`size` bytes of a segment from byte `start`."""
+    """The memory of one block, as the bytes `flat`. In RAM it is a part of a segment."""
 
-    segment: Segment
-    start: int
-    size: int
+    def __init__(self, size: int, device: torch.device, segment: Segment | None = None, start: int = 0) -> None:
+        self.size = size
+        self.segment = segment
+        self._start = start
+        self._owner: weakref.ref[Any] | None = None
+        self.flat = allocate(size, device) if segment is None else self._part_of(segment)
 
-    @property
-    def flat(self) -> torch.Tensor:
-        return self.segment.data[self.start : self.start + self.size]
+    def reclaim(self) -> bool:
+        """Whether nobody holds a tensor in this memory any more, so that it may be overwritten.
+
+        The caller has let go of its own tensors; those of others stay valid, and the contents are untouched. Never
+        true on an accelerator: new memory is as good there, and the allocator takes this back when it is free.
+        """
+        if self.segment is None or self._owner is None:
+            return False
+        del self.flat
+        alone = self._owner() is None
+        self.flat = self._part_of(self.segment)
+        return alone
+
+    def _part_of(self, segment: Segment) -> torch.Tensor:
+        """A tensor over this part of the segment that has a storage of its own.
+
+        The storage holds the numpy array that it was made from, so that array is gone when the last tensor is.
+        """
+        with torch.inference_mode(False):
+            owner = segment.data.numpy()[self._start : self._start + self.size]
+            self._owner = weakref.ref(owner)
+            return torch.from_numpy(owner)
 
 
 def allocate(count: int, device: torch.device) -> torch.Tensor:
@@ -54,13 +79,19 @@ def allocate(count: int, device: torch.device) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=device)
 
 
+def _allocate_pages(count: int) -> torch.Tensor:
+    """Bytes in RAM that share no page with anything else."""
+    memory = allocate(count + 2 * PAGE, torch.device("cpu"))
+    start = -memory.data_ptr() % PAGE
+    return memory[start : start + count]
+
+
 class Arena:
-    """Rooms on one device, handed out one after another; freed all together."""
+    """Rooms on one device, handed out one after another."""
 
     def __init__(self, device: torch.device, sizes: Iterable[int], segment_bytes: int = SEGMENT_BYTES) -> None:
         """Plans room for `sizes` (each a multiple of the alignment), in this order; allocates nothing yet."""
         self.device = device
-        self._segment_bytes = segment_bytes
         self._plan = _segment_sizes(sizes, segment_bytes)
         self._next = 0
         self._at = 0
@@ -68,18 +99,16 @@ class Arena:
 
     def room(self, size: int) -> Room:
         """The next `size` bytes; a segment is allocated when the first room in it is asked for."""
+        if self.device.type != "cpu":
+            return Room(size, self.device)
         if not self.segments or self._at + size > self.segments[-1].data.numel():
             planned = self._plan[self._next] if self._next < len(self._plan) else size
-            self.segments.append(Segment(allocate(max(planned, size), self.device)))
+            self.segments.append(Segment(_allocate_pages(max(planned, size))))
             self._next += 1
             self._at = 0
-        room = Room(self.segments[-1], self._at, size)
+        room = Room(size, self.device, self.segments[-1], self._at)
         self._at += size
         return room
-
-    @property
-    def nbytes(self) -> int:
-        return sum(segment.data.numel() for segment in self.segments)
 
     @property
     def pinned_bytes(self) -> int:
@@ -105,10 +134,15 @@ class Arena:
 
     def unpin(self) -> None:
         """Undo `pin`. The caller has made sure that no copy is under way."""
+        self.keep(self.segments, pinned=False)
+
+    def keep(self, segments: Collection[Segment], *, pinned: bool = True) -> None:
+        """Give up all other segments, and their pins. Those that stay are unpinned too unless `pinned`."""
         for segment in self.segments:
-            if segment.registered:
+            if segment.registered and not (pinned and segment in segments):
                 _cudart().cudaHostUnregister(segment.data.data_ptr())
                 segment.registered = False
+        self.segments = [segment for segment in self.segments if segment in segments]
 
 
 def _cudart() -> Any:

@@ -17,51 +17,12 @@ from typing import Any
 
 import torch
 
-from .arena import Room, Segment, allocate
+from .arena import Segment, allocate
+from .homes import HomedBlock
 from .lanes import Event, Lane, device_module, open_lane
-from .layout import Leaf, Rebuild, align
+from .layout import align
 from .ring_ledger import Extent, RingLedger
 from .schedule import UsePredictor
-
-
-@dataclass(slots=True, eq=False)
-class HomedTensor:
-    """One parameter or buffer of a block as it rests at home, and how to make its like from staged bytes."""
-
-    slots: dict[str, Any]
-    name: str
-    home: torch.Tensor
-    leaves: Sequence[Leaf]
-    rebuild: Rebuild
-    _pointer: int = 0
-
-    def __post_init__(self) -> None:
-        self._pointer = self.home.data_ptr()
-
-    def is_home(self) -> bool:
-        """Whether the module still holds the tensor we put there (someone else may have moved it)."""
-        return self.slots.get(self.name) is self.home and self.home.data_ptr() == self._pointer
-
-
-@dataclass(slots=True, eq=False)
-class HomedBlock:
-    """A module whose tensors rest in `room`, away from the compute device."""
-
-    name: str
-    module: torch.nn.Module
-    room: Room
-    tensors: Sequence[HomedTensor]
-
-    @property
-    def size(self) -> int:
-        return self.room.size
-
-    @property
-    def device(self) -> torch.device:
-        return self.room.segment.data.device
-
-    def is_home(self) -> bool:
-        return all(tensor.is_home() for tensor in self.tensors)
 
 
 @dataclass(slots=True, eq=False)

@@ -92,7 +92,7 @@ def studio(loaded_host: str, world: simdev.World | None) -> Iterator[Studio]:
         world.reset()
     with torch.inference_mode():
         yield studio
-    studio.forget()
+    studio.settle()
     memory.unload_all_models()
     gc.collect()
     memory.soft_empty_cache()
@@ -122,3 +122,5 @@ def pack(loaded_pack: Pack, studio: Studio) -> Iterator[Pack]:
     assert memory.get_torch_device is answer
     assert memory.get_torch_device() == before
     multigpu.api.clear_all_retention_anchors("test")
+    gc.collect()
+    loaded_pack.runtime.states.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ class Studio:
         self.states = ModelStates()
         self.models = Path(models)
 
-    def forget(self) -> None:
-        from multigpu.host.model_states import ModelStates
-
-        self.states = ModelStates()
+    def settle(self) -> None:
+        """What the prompt worker does between prompts: give back what dropped patchers had."""
+        gc.collect()
+        self.states.settle()
 
     @property
     def simulated(self) -> bool:

@@ -51,8 +51,8 @@ class Driver:
     def client(self) -> Client:
         return self.server.client
 
-    def run(self, workflow: Workflow, timeout: float = 300.0) -> Finished:
-        return self.client.run(workflow, timeout)
+    def run(self, workflow: Workflow, timeout: float = 300.0, **more: Any) -> Finished:
+        return self.client.run(workflow, timeout, **more)
 
     def draw(self, workflow: Workflow, timeout: float = 300.0) -> tuple[Picture, ...]:
         """The pictures a workflow saves, decoded."""

@@ -1,11 +1,16 @@
-"""Nodes that run out of memory, or wait until they are told to go on."""
+"""Nodes that run out of memory, wait until they are told to go on, or load models as other packs do."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
+import comfy.sd
+import comfy.utils
+import folder_paths
 import torch
+from comfy.model_management import load_models_gpu
+from comfy_execution.graph_utils import GraphBuilder
 
 GATE = threading.Event()
 WAITING = threading.Event()
@@ -59,4 +64,89 @@ class Conditioning:
         return ([[torch.zeros(1, 77, 4096), {"pooled_output": torch.zeros(1, 2048)}]],)
 
 
-NODE_CLASS_MAPPINGS = {"TestExhaust": Exhaust, "TestWait": Wait, "TestConditioning": Conditioning}
+class Use:
+    """Loads the models of up to three components, as a sampler would: quicker than drawing a picture."""
+
+    RETURN_TYPES = ()
+    FUNCTION = "run"
+    CATEGORY = "tests"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"seed": ("INT", {})}, "optional": dict.fromkeys(("one", "two", "three"), ("*",))}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types: Any) -> bool:
+        return True
+
+    def run(self, seed: int, **components: Any) -> dict[str, Any]:
+        load_models_gpu([getattr(component, "patcher", component) for component in components.values()])
+        return {"ui": {"used": [seed]}}
+
+
+class LoadVAE:
+    """A loader that ComfyUI cannot repeat, as those of many packs: it does not say how it loaded."""
+
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "load"
+    CATEGORY = "tests"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"vae_name": ("STRING", {})}}
+
+    def load(self, vae_name: str) -> tuple[Any]:
+        path = folder_paths.get_full_path_or_raise("vae", vae_name)
+        vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
+        vae.patcher.cached_patcher_init = None
+        return (vae,)
+
+
+class LoadTwoVAEs(LoadVAE):
+    """Makes two models at once."""
+
+    RETURN_TYPES = ("VAE", "VAE")
+
+    def load(self, vae_name: str) -> tuple[Any]:
+        return (*super().load(vae_name), *super().load(vae_name))
+
+
+class AllInOne:
+    """A node that is replaced by a loader and a place node; the file's name stands in none of its inputs."""
+
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "run"
+    CATEGORY = "tests"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"number": ("INT", {}), "keep_loaded": ("STRING", {})}}
+
+    def run(self, number: int, keep_loaded: str) -> dict[str, Any]:
+        graph = GraphBuilder()
+        name = ("toy_taef1.safetensors", "toy_wan_vae.safetensors")[number]
+        vae = graph.node("TestLoadVAE", vae_name=name)
+        place = graph.node("MultiGPUPlaceVAE", vae=vae.out(0), keep_loaded=keep_loaded)
+        return {"result": (place.out(0),), "expand": graph.finalize()}
+
+
+class Word:
+    """Says keep, eject or default for another node."""
+
+    RETURN_TYPES = ("COMBO",)
+    FUNCTION = "run"
+    CATEGORY = "tests"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"value": ("STRING", {})}}
+
+    def run(self, value: str) -> tuple[str]:
+        return (value,)
+
+
+NODE_CLASS_MAPPINGS = {
+    "TestExhaust": Exhaust, "TestWait": Wait, "TestConditioning": Conditioning, "TestUse": Use, "TestLoadVAE": LoadVAE,
+    "TestLoadTwoVAEs": LoadTwoVAEs, "TestAllInOne": AllInOne, "TestWord": Word,
+}  # fmt: skip

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 import comfy.model_management as model_management
+import torch
 from aiohttp import web
+from comfy.model_patcher import ModelPatcher
 from comfy_execution import cache_provider
 from server import PromptServer
 
@@ -23,6 +25,10 @@ def _module(name: str) -> Any:
             __import__(f"{package}.{name}")
             return sys.modules[f"{package}.{name}"]
     raise LookupError("the pack under test is not loaded")
+
+
+def _sum(model: torch.nn.Module) -> float:
+    return float(sum(weight.double().abs().sum() for weight in model.parameters()))
 
 
 def add_routes() -> None:
@@ -53,6 +59,14 @@ def _add_looking(routes: web.RouteTableDef) -> None:
                 "prompt_handlers": len(PromptServer.instance.on_prompt_handlers),
             }
         )
+
+    @routes.get("/lifecycle/alive")
+    async def alive(_: web.Request) -> web.Response:
+        """Every model that is in memory, loaded or not: class, id, and a number that its weights decide."""
+        gc.collect()
+        patchers = [thing for thing in gc.get_objects() if isinstance(thing, ModelPatcher)]
+        models = {id(patcher.model): patcher.model for patcher in patchers}
+        return web.json_response([(type(model).__name__, id(model), _sum(model)) for model in models.values()])
 
     @routes.get("/lifecycle/waiting")
     async def waiting(_: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from multigpu.lifecycle.policy import Decision, Said, Standing, decide, flag_for, heed, spoke_before, standing_of
+from multigpu.lifecycle.policy import Decision, Standing, decide, flag_for, standing_of
 
 FLAGGED, PINNED, UNMANAGED = Standing.FLAGGED, Standing.PINNED, Standing.UNMANAGED
 
@@ -57,37 +57,3 @@ def test_every_combination(out_of_memory: bool) -> None:
 def test_the_attribute_has_three_states() -> None:
     assert [standing_of(flag) for flag in (True, False, None, "no", 0)] == [FLAGGED, PINNED] + [UNMANAGED] * 3
     assert [flag_for(standing) for standing in (FLAGGED, PINNED, UNMANAGED)] == [True, False, None]
-
-
-NOTHING = Said(UNMANAGED)
-
-
-def test_the_last_word_counts() -> None:
-    pinned = heed(NOTHING, Said(PINNED, "4", "one"))
-    assert pinned == Said(PINNED, "4", "one")
-    assert heed(pinned, Said(FLAGGED, "4", "two")).standing is FLAGGED
-    assert heed(pinned, Said(FLAGGED, "9", "two")).standing is FLAGGED, "another workflow's node"
-    assert heed(pinned, Said(FLAGGED)).standing is FLAGGED, "from outside"
-
-
-def test_of_two_nodes_in_one_prompt_keep_wins() -> None:
-    keep, eject = Said(PINNED, "4", "one"), Said(FLAGGED, "5", "one")
-    assert heed(heed(NOTHING, keep), eject) == keep
-    assert heed(heed(NOTHING, eject), keep) == keep
-    assert heed(keep, Said(FLAGGED, "4", "one")).standing is FLAGGED, "the same node, for the next item of a list"
-
-
-def test_default_takes_back_only_what_the_same_node_said() -> None:
-    keep = Said(PINNED, "4", "one")
-    assert heed(keep, Said(UNMANAGED, "4", "two")).standing is UNMANAGED
-    assert heed(keep, Said(UNMANAGED, "5", "two")) == keep
-    assert heed(keep, Said(UNMANAGED)).standing is UNMANAGED, "from outside"
-    assert heed(Said(PINNED), Said(UNMANAGED, "5", "two")).standing is PINNED, "said from outside"
-
-
-def test_a_node_spoke_before_only_in_an_earlier_prompt() -> None:
-    before = Said(PINNED, "4", "one")
-    assert spoke_before(before, Said(UNMANAGED, "4", "two"))
-    assert not spoke_before(before, Said(UNMANAGED, "4", "one")), "one node may place several models in one prompt"
-    assert not spoke_before(before, Said(UNMANAGED, "5", "two"))
-    assert not spoke_before(Said(PINNED), Said(PINNED)), "from outside twice: nobody's node"

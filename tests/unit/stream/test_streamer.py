@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from multigpu.stream.arena import Arena
+from multigpu.stream.arena import PAGE, Arena
 from multigpu.stream.census import bytes_by_device
+from multigpu.stream.homes import HomedBlock, lay_out_block, settle_in
 from multigpu.stream.lanes import open_lane
-from multigpu.stream.residence import _layout, _settle_in
-from multigpu.stream.streamer import HomedBlock, Streamer
+from multigpu.stream.streamer import Streamer
 
 CPU = torch.device("cpu")
 BLOCK = 16 * 16 * 4 + 256
@@ -36,9 +36,9 @@ def homed(model: Chain) -> list[HomedBlock]:
     """Every block of the model in an arena of its own kind of memory: RAM, as the compute device is here."""
     blocks = []
     for index, module in enumerate(model.blocks):
-        laid, size = _layout(module)
-        arena = Arena(CPU, [size])
-        blocks.append(_settle_in(str(index), module, arena.room(size), laid))
+        laid, size = lay_out_block(module)
+        room = Arena(CPU, [size]).room(size)
+        blocks.append(HomedBlock(str(index), module, room, settle_in(room, laid)))
     return blocks
 
 
@@ -157,7 +157,9 @@ def test_arena_segments_hold_what_was_planned() -> None:
     arena = Arena(CPU, [512, 512, 1024, 256], segment_bytes=1024)
     rooms = [arena.room(size) for size in (512, 512, 1024, 256)]
     assert [segment.data.numel() for segment in arena.segments] == [1024, 1024, 256]
-    assert [room.start for room in rooms] == [0, 512, 0, 0]
+    starts = [room.flat.data_ptr() - room.segment.data.data_ptr() for room in rooms if room.segment is not None]
+    assert starts == [0, 512, 0, 0]
+    assert all(segment.data.data_ptr() % PAGE == 0 for segment in arena.segments)
     assert arena.pin(CPU) is False and arena.pinned_bytes == 0
 
 

@@ -1,0 +1,156 @@
+"""A block at its home: a module whose tensors lie together in one room, away from the compute device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .arena import Room
+from .layout import Leaf, Rebuild, lay_out, leaves_of
+
+
+def own_tensors(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """The parameters and buffers of `module` itself: where they are kept, their name, the tensor."""
+    for slots in (module._parameters, module._buffers):
+        for name, tensor in slots.items():
+            if tensor is not None:
+                yield slots, name, tensor
+
+
+@dataclass(slots=True, eq=False)
+class HomedTensor:
+    """One parameter or buffer of a block as it rests at home, and how to make its like from staged bytes."""
+
+    slots: dict[str, Any]
+    name: str
+    leaves: Sequence[Leaf]
+    rebuild: Rebuild
+    parameter: bool
+    home: torch.Tensor | None = None
+    _pointer: int = 0
+
+    def views(self, room: Room) -> list[torch.Tensor]:
+        """The plain tensors that hold its bytes in `room`; they may be used in and outside of inference mode."""
+        with torch.inference_mode(False), torch.no_grad():
+            return [leaf.view(room.flat.view(leaf.dtype), 0) for leaf in self.leaves]
+
+    def settle(self, room: Room, old: torch.Tensor | None = None) -> None:
+        """Make the module hold this tensor as its bytes are in `room`; it is `old`, moved, if that is given."""
+        rebuilt = self.rebuild(self.views(room))
+        self.home = moved(old, rebuilt) if old is not None else as_parameter(rebuilt) if self.parameter else rebuilt
+        self._pointer = self.home.data_ptr()
+        self.slots[self.name] = self.home
+
+    def let_go(self) -> None:
+        self.home = self.slots[self.name] = None
+
+    def is_home(self) -> bool:
+        """Whether the module still holds the tensor we put there (someone else may have moved it)."""
+        return (
+            self.slots.get(self.name) is self.home and self.home is not None and self.home.data_ptr() == self._pointer
+        )
+
+
+Laid = Sequence[tuple[torch.Tensor, HomedTensor]]
+"""Each tensor of a module, and where its bytes go in the block's room."""
+
+
+@dataclass(slots=True, eq=False)
+class HomedBlock:
+    """A module whose tensors rest in `room`, away from the compute device."""
+
+    name: str
+    module: torch.nn.Module
+    room: Room
+    tensors: Sequence[HomedTensor]
+
+    @property
+    def size(self) -> int:
+        return self.room.size
+
+    @property
+    def device(self) -> torch.device:
+        return self.room.flat.device
+
+    def is_home(self) -> bool:
+        return all(tensor.is_home() for tensor in self.tensors)
+
+    def write(self, name: str, tensor: torch.Tensor) -> bool:
+        """Overwrite one tensor where it is. False, and nothing is changed, where that may not or cannot be.
+
+        It may not if somebody else holds tensors of this block: what they were handed must not change.
+        """
+        target = next(each for each in self.tensors if each.name == name)
+        parts = leaves_of(tensor)[0]
+        kinds = [(part.shape, part.dtype) for part in parts]
+        if kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves] or not self._reclaim():
+            return False
+        for view, part in zip(target.views(self.room), parts, strict=True):
+            view.copy_(part)
+        return True
+
+    def _reclaim(self) -> bool:
+        for tensor in self.tensors:
+            tensor.let_go()
+        alone = self.room.reclaim()
+        for tensor in self.tensors:
+            tensor.settle(self.room)
+        return alone
+
+    def move_to(self, room: Room, laid: Laid) -> None:
+        """Rest in another room from now on, with the contents that `laid` names."""
+        self.room, self.tensors = room, settle_in(room, laid)
+
+
+def lay_out_block(module: torch.nn.Module, changed: Mapping[str, torch.Tensor] | None = None) -> tuple[Laid, int]:
+    """Where each tensor of `module` goes in a room, and the room's size. `changed` replaces tensors by name."""
+    laid = []
+    end = 0
+    for slots, name, tensor in own_tensors(module):
+        source = (changed or {}).get(name, tensor)
+        leaves, rebuild = leaves_of(source)
+        placed, end = lay_out(leaves, end)
+        laid.append((source, HomedTensor(slots, name, placed, rebuild, isinstance(tensor, torch.nn.Parameter))))
+    return laid, end
+
+
+def settle_in(room: Room, laid: Laid) -> list[HomedTensor]:
+    """Copy tensors into `room`; once all of them are there, the module holds those."""
+    for tensor, homed in laid:
+        with torch.inference_mode(False), torch.no_grad():
+            for view, source in zip(homed.views(room), leaves_of(tensor)[0], strict=True):
+                view.zero_() if source.is_meta else view.copy_(source)
+    for tensor, homed in laid:
+        homed.settle(room, tensor if homed.slots[homed.name] is tensor else None)
+    return [homed for _, homed in laid]
+
+
+def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`old` with the bytes of `new`, which has the same contents elsewhere. Where that cannot be, `new` as its like.
+
+    Whoever holds a parameter of a model sees it move with the model, as torch's own `Module.to` does it.
+    """
+    if not isinstance(old, torch.nn.Parameter):
+        return new
+    if type(old) is not torch.nn.Parameter or old.is_inference() or is_traceable_wrapper_subclass(new):
+        return as_parameter(new)
+    with torch.inference_mode(False), torch.no_grad():
+        old.data = new
+    return old
+
+
+def as_parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as a parameter.
+
+    Plain parameters are made outside of inference mode, so that both modes may move them. A quantised wrapper belongs
+    to the mode it is made in, as those of the host's loaders do: the host's own moving code counts on that.
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        tensor._is_param = True  # what torch.nn.Parameter does, but that would also copy the wrapper's inner tensors
+        return tensor
+    with torch.inference_mode(False):
+        return torch.nn.Parameter(tensor.clone() if tensor.is_inference() else tensor, requires_grad=False)

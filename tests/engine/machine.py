@@ -1,0 +1,286 @@
+"""Anything that can be done to a model, in any order, against the stock result.
+
+    MULTIGPU_MACHINE_MINUTES=30 SIMDEV=cuda python -m pytest tests/engine/test_machine.py
+
+Every patcher knows its recipe: the contents of the file it came from, and what was put on top. What a recipe draws and
+saves is taken from unplaced patchers of models that nothing else has ever touched; all others have to give the same,
+bit for bit, wherever their weights rest and whoever has loaded the model before. Bytes are counted after every step.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+from safetensors.torch import load_file, save_file
+
+from tests.engine.conftest import HOST_TABLES
+from tests.engine.studio import Studio
+
+SLACK = 1 << 20
+"""Bytes that alignment may cost on a device."""
+
+Recipe = tuple[Any, ...]
+"""("file", version), ("lora", recipe, strength), ("other", recipe, strength) or ("merge", recipe, recipe, share)."""
+
+
+@dataclass(eq=False)
+class Item:
+    """A patcher, what it must draw, and the model file it came from."""
+
+    patcher: Any
+    recipe: Recipe
+
+
+class Workshop:
+    """Makes what recipes say, and knows what they draw. Lives longer than one example."""
+
+    def __init__(self, studio: Studio, folder: Path) -> None:
+        self.studio, self.folder = studio, folder
+        self._drawn: dict[Recipe, torch.Tensor] = {}
+        self._saved: dict[Recipe, dict[str, torch.Tensor]] = {}
+        source = load_file(studio.models / "diffusion_models" / "toy_flux.safetensors")
+        for version in range(2):
+            save_file({key: value * (1 - 0.25 * version) for key, value in source.items()}, self.file(version))
+
+    def file(self, version: int) -> Path:
+        """What the model file holds in one of its versions. All have the same size."""
+        return self.folder / f"version-{version}.safetensors"
+
+    def load(self, file: Path) -> Any:
+        import comfy.sd
+
+        return comfy.sd.load_diffusion_model(str(file))
+
+    def on_top(self, kind: str, patcher: Any, strength: float) -> Any:
+        """With the LoRA, or with patches of another kind on a few weights."""
+        if kind == "lora":
+            return self.studio.lora(patcher, strength)
+        clone = patcher.clone()
+        weights = clone.model_state_dict()
+        keys = ["diffusion_model.single_blocks.1.linear1.weight", "diffusion_model.double_blocks.0.img_mlp.0.bias",
+                "diffusion_model.img_in.weight"]  # fmt: skip
+        noise = {key: torch.randn(weights[key].shape, generator=torch.Generator().manual_seed(4)) for key in keys}
+        clone.add_patches({key: ("diff", (change,)) for key, change in noise.items()}, strength)
+        return clone
+
+    def merged(self, one: Any, two: Any, share: float) -> Any:
+        from comfy_extras.nodes_model_merging import ModelMergeSimple
+
+        return ModelMergeSimple().merge(one, two, share)[0]
+
+    def make(self, recipe: Recipe) -> Any:
+        """An unplaced patcher of models of its own."""
+        kind, *rest = recipe
+        if kind == "file":
+            return self.load(self.file(rest[0]))
+        if kind == "merge":
+            return self.merged(self.make(rest[0]), self.make(rest[1]), rest[2])
+        return self.on_top(kind, self.make(rest[0]), rest[1])
+
+    def draw(self, patcher: Any) -> torch.Tensor:
+        return self.studio.latent(patcher, steps=1)
+
+    def save(self, patcher: Any) -> dict[str, torch.Tensor]:
+        import comfy.sd
+
+        file = self.folder / "saved.safetensors"
+        comfy.sd.save_checkpoint(str(file), patcher)
+        return load_file(file)
+
+    def drawn(self, recipe: Recipe) -> torch.Tensor:
+        if recipe not in self._drawn:
+            self._drawn[recipe] = self.draw(self.make(recipe))
+            self.studio.unload()
+        return self._drawn[recipe]
+
+    def saved(self, recipe: Recipe) -> dict[str, torch.Tensor]:
+        if recipe not in self._saved:
+            self._saved[recipe] = self.save(self.make(recipe))
+            self.studio.unload()
+        return self._saved[recipe]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    items = Bundle("items")
+
+    def __init__(self, workshop: Workshop) -> None:
+        super().__init__()
+        self.workshop, self.studio = workshop, workshop.studio
+        self.file = workshop.folder / "model.safetensors"
+        self.version = 0
+        self.all: list[Item] = []
+        self.tampered: list[Any] = []
+        """Models whose file was changed in place since they were loaded: their originals may be out of reach."""
+
+    # -- making -------------------------------------------------------------------------------------------------
+
+    @initialize(target=items)
+    def begin(self) -> Item:
+        self._write(0)
+        return self._new(self.workshop.load(self.file), ("file", 0))
+
+    @precondition(lambda self: len({id(item.patcher.model) for item in self.all}) < 4)
+    @rule(target=items)
+    def load(self) -> Item:
+        return self._new(self.workshop.load(self.file), ("file", self.version))
+
+    @rule(target=items, item=items, how=st.integers(0, 3))
+    def place(self, item: Item, how: int) -> Item:
+        requests = [self.studio.spread, "cpu,*"]
+        if self.studio.simulated:
+            zero, one, _ = self.studio.accelerators
+            requests += [f"{one},60%;cpu,*", f"{zero},50%;cpu,*"]
+        return self._new(self.studio.place(item.patcher, requests[how % len(requests)]), item.recipe)
+
+    @rule(target=items, item=items, kind=st.sampled_from(["lora", "other"]), strength=st.sampled_from([0.3, 0.8]))
+    def lora(self, item: Item, kind: str, strength: float) -> Item:
+        return self._new(self.workshop.on_top(kind, item.patcher, strength), (kind, item.recipe, strength))
+
+    @rule(target=items, one=items, two=items)
+    def merge(self, one: Item, two: Item) -> Item:
+        merged = self._or_told(one, two, do=lambda: self.workshop.merged(one.patcher, two.patcher, 0.5))
+        return one if merged is None else self._new(merged, ("merge", one.recipe, two.recipe, 0.5))
+
+    @precondition(lambda self: self.studio.simulated)
+    @rule(target=items, item=items)
+    def copy_for_another_device(self, item: Item) -> Item:
+        """The host reads the file again for it: the copy has whatever the file holds now."""
+        device = torch.device(self.studio.accelerators[1])
+        copy = item.patcher.deepclone_multigpu(new_load_device=device)
+        return self._new(copy, _with_base(item.recipe, self.version))
+
+    @rule(item=consumes(items))
+    def drop(self, item: Item) -> None:
+        self.all.remove(item)
+        item.patcher = None
+
+    # -- using --------------------------------------------------------------------------------------------------
+
+    @rule(item=items)
+    def draw(self, item: Item) -> None:
+        expected = self.workshop.drawn(item.recipe)
+        drawn = self._or_told(item, do=lambda: self.workshop.draw(item.patcher))
+        assert drawn is None or torch.equal(drawn, expected), f"{item.recipe} draws something else"
+        self._count()
+
+    @rule(item=items)
+    def save(self, item: Item) -> None:
+        expected = self.workshop.saved(item.recipe)
+        saved = self._or_told(item, do=lambda: self.workshop.save(item.patcher))
+        if saved is not None:
+            differ = [key for key, value in expected.items() if not torch.equal(saved[key], value)]
+            assert saved.keys() == expected.keys() and not differ, f"{item.recipe} is saved with other {differ[:3]}"
+        self._count()
+
+    @rule()
+    def unload(self) -> None:
+        self.studio.unload()
+        self._count()
+
+    @rule(megabytes=st.sampled_from([1, 10, 30]))
+    def give_some_back(self, megabytes: int) -> None:
+        """The host needs room on the compute device for something else."""
+        import comfy.model_management as memory
+
+        device = memory.get_torch_device()
+        memory.free_memory(memory.get_free_memory(device) + (megabytes << 20), device)
+        self._count()
+
+    @rule()
+    def between_prompts(self) -> None:
+        self.studio.settle()
+        self._count()
+
+    @rule(how=st.sampled_from(["touched", "overwritten", "replaced"]))
+    def change_file(self, how: str) -> None:
+        if how == "touched":
+            os.utime(self.file, ns=(os.stat(self.file).st_mtime_ns + 10**6,) * 2)
+        elif how == "replaced":
+            shutil.copy(self.workshop.file(1 - self.version), self.file.with_suffix(".new"))
+            os.replace(self.file.with_suffix(".new"), self.file)
+            self.version = 1 - self.version
+            return
+        else:
+            self._write(1 - self.version)
+        self.tampered += [item.patcher.model for item in self.all]
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _new(self, patcher: Any, recipe: Recipe) -> Item:
+        self.all.append(Item(patcher, recipe))
+        return self.all[-1]
+
+    def _write(self, version: int) -> None:
+        """Change the file in place, as copying over it does."""
+        self.file.write_bytes(self.workshop.file(version).read_bytes())
+        self.version = version
+
+    def _or_told(self, *items: Item, do: Any) -> Any:
+        """What `do` returns; None if it says that the file has changed, where that is so."""
+        from multigpu.errors import HostError
+
+        try:
+            return do()
+        except HostError as problem:
+            tampered = any(model is its for its in self.tampered for model in (item.patcher.model for item in self.all))
+            assert "changed on disk" in str(problem) and tampered, problem
+            return None
+
+    def _count(self) -> None:
+        """Every loaded model rests where its plan says, and nothing else is on a device or pinned."""
+        import comfy.model_management as memory
+
+        gc.collect()
+        expected: Counter[str] = Counter()
+        plans = []
+        for entry in memory.current_loaded_models:
+            resting = self.studio.resting(entry.model)
+            expected.update(resting)
+            plan = getattr(entry.model, "placed", None) and self.studio.states.of(entry.model).residence.plan
+            if plan:
+                plans.append(plan)
+                planned = {str(home): count for home, count in plan.bytes_by_home().items() if count}
+                assert resting == planned, f"{resting} where {planned} was planned"
+                expected[str(plan.compute)] += plan.ring_bytes
+        if not self.studio.simulated:
+            return
+        for item in self.all:
+            expected.update(_handed_out(item.patcher))
+        for device in self.studio.accelerators:
+            used = self.studio.world.allocated(device)
+            assert used <= expected[device] + HOST_TABLES + SLACK, f"{used} bytes on {device}, {expected[device]} known"
+        if not plans:
+            assert self.studio.world.pinned_bytes() == 0, "pinned without a plan"
+
+    def teardown(self) -> None:
+        self.all.clear()
+        self.tampered.clear()
+        self.studio.settle()
+        self.studio.unload()
+        self._count()
+
+
+def _with_base(recipe: Recipe, version: int) -> Recipe:
+    """The recipe on top of another version of the file. In a merge only the first model is copied."""
+    kind, *rest = recipe
+    return ("file", version) if kind == "file" else (kind, _with_base(rest[0], version), *rest[1:])
+
+
+def _handed_out(patcher: Any) -> Counter[str]:
+    """Bytes by device of the weights of other models that a merge holds."""
+    count: Counter[str] = Counter()
+    for patches in patcher.patches.values():
+        for patch in patches:
+            value = patch[1]
+            if isinstance(value, list) and value and isinstance(value[0], tuple):
+                count[str(value[0][0].device)] += value[0][0].nbytes
+    return count
