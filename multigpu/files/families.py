@@ -30,9 +30,9 @@ _ONCE = re.compile(
 _TEXT = re.compile(
     r"(^|\.)(txt_|context_|add_[qkv]_|to_add_out|text_embedding|caption_projection|attn2\.to_[kv]|cross_attn\.[kv])"
 )
-_ATTENTION_OUT = re.compile(r"(attn\w*\.(proj|o|to_out\.0)|img_attn_proj|linear2|self_attn\.o_proj|attn_output)$")
+_ATTENTION_OUT = re.compile(r"(attn\w{0,40}\.(proj|o|to_out\.0)|img_attn_proj|linear2|self_attn\.o_proj|attn_output)$")
 _EMBEDDING = re.compile(r"(^|[._])(embed_tokens|token_embedding|position_embedding|shared|token_embd|wte)$")
-_LEVEL = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.")
+_LEVEL = re.compile(r"(input_blocks|output_blocks)\.([0-9]{1,9})\.")
 _BLOCKS_PER_LEVEL = 3
 
 

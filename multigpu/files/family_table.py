@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Key = tuple[tuple[int, int, str], ...]
+_MOST_WORDS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ class Family:
         return bool(self.signs) and all(any(map(re.compile(rf"(?:^|\.){sign}").search, names)) for sign in self.signs)
 
     def key(self, module: str) -> Key:
-        """Sorts module names in order of execution; words that are not in `order` come last, by name."""
-        words = module.split(".")
+        """Sorts module names in order of execution; words that are not in `order` come last, by name.
+
+        Of a name with more words than any module has, the last ones count as one.
+        """
+        words = module.split(".", _MOST_WORDS)
         key: list[tuple[int, int, str]] = []
         at = 0
         while at < len(words):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..errors import ModelFileError
 from .gguf_header import read_gguf
-from .safetensors_header import MOST_HEADER_BYTES, read_safetensors
+from .safetensors_header import read_safetensors
 from .tensors import TensorInfo
+from .untrusted import MOST_HEADER_BYTES, open_regular, parse_json, shown
 
 INDEX_SUFFIX = ".json"
 READERS: dict[str, Callable[[Path], list[TensorInfo]]] = {
@@ -50,18 +50,15 @@ def _shards(path: Path) -> list[Path]:
     """The files that an index names, beside it and in its order; any other path stands for itself."""
     if path.suffix.lower() != INDEX_SUFFIX:
         return [path]
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_HEADER_BYTES + 1)
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    with open_regular(path) as file:
+        text = file.read(MOST_HEADER_BYTES + 1)
     if len(text) > MOST_HEADER_BYTES:
         raise ModelFileError(f"{path} is too large for the index of a sharded model")
     try:
-        names = list(dict.fromkeys(json.loads(text)["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = list(dict.fromkeys(name for _, name in dict(parse_json(text))["weight_map"]))
+    except (ValueError, KeyError, TypeError):
         raise ModelFileError(f"{path} is not the index of a sharded model: it has no weight_map") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ModelFileError(f"{path} names the shard {name!r}; shards lie beside their index")
+            raise ModelFileError(f"{path} names the shard {shown(name)}; shards lie beside their index")
     return [path.parent / name for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 from pathlib import Path
@@ -102,6 +103,10 @@ def test_two_models_are_not_shards_of_one(tmp_path: Path) -> None:
         (b"[" * 100_000, "no weight_map"),
         (b'{"weight_map": {"a": "../../secret.safetensors"}}', "beside their index"),
         (b'{"weight_map": {"a": 3}}', "beside their index"),
+        (b'{"weight_map": {"a": "bad\\u0000.safetensors"}}', "no file can have this name"),
+        (b'{"weight_map": {"a": "bad\\ud800.safetensors"}}', "no file can have this name"),
+        (b'{"weight_map": {"a": "' + b"n" * 300 + b'.safetensors"}}', "cannot be read: File name too long"),
+        (b'{"weight_map": {"a": []}}', "no weight_map"),
         (b'{"weight_map": {"a": "missing.safetensors"}}', "cannot be read: No such file"),
         (b'{"weight_map": {}}', "hold no tensors"),
     ],
@@ -131,37 +136,90 @@ def test_files_that_are_not_there(tmp_path: Path, name: str) -> None:
         read_tensors([tmp_path / name])
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+@pytest.mark.parametrize("name", ["m.safetensors", "m.gguf", "m.index.json"])
+def test_what_is_not_a_regular_file_is_not_opened(tmp_path: Path, name: str) -> None:
+    """Opening a pipe that nobody writes to would wait for ever, reading a device would never end."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelFileError, match="cannot be read: it is a pipe"):
+        read_tensors([tmp_path / name])
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelFileError, match="cannot be read: it is a device"):
+        read_tensors([tmp_path / name])
+
+
 def test_other_files_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"give \.safetensors, \.sft, \.gguf or"):
         read_tensors([tmp_path / "model.ckpt"])
 
 
 ENTRY = {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}
+AS_TEXT = json.dumps(ENTRY)
+
+
+def header(**entries: object) -> bytes:
+    return json.dumps(entries).encode()
 
 
 @pytest.mark.parametrize(
-    ("header", "says"),
+    ("text", "says"),
     [
-        (b"[1]", "is a list"),
+        (b"[1]", "not a JSON object"),
         (b"{" * 50_000, "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
         (b"\xff\xfe{}", "not JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
-        (json.dumps({"a": 3}).encode(), "lacks dtype"),
-        (json.dumps({"a": {**ENTRY, "data_offsets": [4]}}).encode(), "lacks dtype"),
-        (json.dumps({"a": {**ENTRY, "shape": [-2]}}).encode(), "wrong dtype"),
-        (json.dumps({"a": {**ENTRY, "shape": [True]}}).encode(), "wrong dtype"),
-        (json.dumps({"a": {**ENTRY, "dtype": 7}}).encode(), "wrong dtype"),
-        (json.dumps({"a": {**ENTRY, "data_offsets": [4, 0]}}).encode(), "wrong dtype"),
-        (json.dumps({"a": {**ENTRY, "data_offsets": [0, 2**63]}}).encode(), "cut short"),
-        (json.dumps({"a": {**ENTRY, "shape": [3]}}).encode(), "BF16 of shape"),
-        (json.dumps({"__metadata__": {}}).encode(), "hold no tensors"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        ("{}".encode("utf-16"), "not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON .the number '999"),
+        (b'{"a": NaN}', "NaN is not a number"),
+        (header(a=3), "does not have dtype, shape and data_offsets, each once"),
+        (header(a={**ENTRY, "data_offsets": [4]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "data_offsets": [0, 4, 4]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "data_offsets": [4, 0]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "data_offsets": {"begin": 0, "end": 4}}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": [-2]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": [True]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": [2.0]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": ["2"]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": ["9" * 400]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": [10**300]}), "wrong shape or wrong data_offsets"),
+        (header(a={**ENTRY, "shape": [10**400]}), "is too large"),
+        (header(a={**ENTRY, "shape": [2**63, 2**63, 0]}), "not the 4 bytes"),
+        (header(a={**ENTRY, "shape": [3]}), "BF16 of shape"),
+        (header(a={**ENTRY, "dtype": "F4", "shape": [7]}), "F4 of shape"),
+        (header(a={**ENTRY, "dtype": 7}), "unknown dtype 7; update MultiGPU"),
+        (header(a={**ENTRY, "dtype": "F33"}), "unknown dtype 'F33'; update MultiGPU"),
+        (header(a={**ENTRY, "more": []}), "has more than dtype, shape and data_offsets"),
+        (header(a={**ENTRY, "shape": [2**62], "data_offsets": [0, 2**63]}), "cut short, since 'a' ends at byte"),
+        (header(a=ENTRY, b=ENTRY), "'b' starts at byte 0 of the data, which overlaps another"),
+        (header(a={**ENTRY, "shape": [1], "data_offsets": [2, 4]}), "which leaves a gap of 2 bytes"),
+        (header(a={**ENTRY, "shape": [1], "data_offsets": [0, 2]}), "2 bytes at its end belong to no tensor"),
+        (b'{"a": %b, "a": %b}' % (AS_TEXT.encode(), AS_TEXT.encode()), "two entries for 'a'"),
+        (b'{"a": %b}' % AS_TEXT.replace("{", '{"dtype": "BF16", ').encode(), "each once"),
+        (b'{"\\ud800": %b}' % AS_TEXT.encode(), "half of a surrogate pair"),
+        (header(__metadata__={"a": 1}, a=ENTRY), "__metadata__ is not a JSON object with texts"),
+        (b'{"__metadata__": {"a": "\\ud800"}, "a": %b}' % AS_TEXT.encode(), "half of a surrogate pair"),
     ],
 )
-def test_bad_safetensors_headers(tmp_path: Path, header: bytes, says: str) -> None:
-    path = write_raw_safetensors(tmp_path / "m.safetensors", header, 4)
+def test_bad_safetensors_headers(tmp_path: Path, text: bytes, says: str) -> None:
+    path = write_raw_safetensors(tmp_path / "m.safetensors", text, 4)
     with pytest.raises(ModelFileError, match=says) as error:
         read_tensors([path])
-    one_line(error)
+    assert len(one_line(error)) < 500
+
+
+def test_a_header_without_tensors(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="hold no tensors"):
+        read_tensors([write_raw_safetensors(tmp_path / "m.safetensors", header(__metadata__={}), 0)])
+
+
+def test_a_message_shows_the_start_of_a_long_name(tmp_path: Path) -> None:
+    path = write_raw_safetensors(tmp_path / "m.safetensors", header(**{"n" * 10**6: 3}), 0)
+    with pytest.raises(ModelFileError, match="'nnn.*nnn[.][.][.] does not have") as error:
+        read_tensors([path])
+    assert len(one_line(error)) < 500
 
 
 @pytest.mark.parametrize(
@@ -187,6 +245,14 @@ def gguf_start(tensors: int, fields: int, version: int = 3) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", version, tensors, fields)
 
 
+def tensor(name: bytes, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
+    form = f"<I{len(shape)}QIQ"
+    return struct.pack("<Q", len(name)) + name + struct.pack(form, len(shape), *reversed(shape), kind, offset)
+
+
+Q8_0, F32, BF16 = 8, 0, 30
+
+
 def key(name: bytes, kind: int) -> bytes:
     return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind)
 
@@ -197,18 +263,36 @@ def key(name: bytes, kind: int) -> bytes:
         (b"", "does not start with"),
         (b"GGML" + bytes(40), "does not start with"),
         (gguf_start(0, 0, version=1), "version 1;"),
-        (gguf_start(0, 0, version=0x03000000), "little-endian"),
         (gguf_start(2**62, 0), "entries, more than"),
         (gguf_start(0, 2**62), "entries, more than"),
-        (gguf_start(1, 0) + struct.pack("<Q", 2**62) + bytes(40), "ends beyond the file"),
+        (gguf_start(1, 0) + struct.pack("<Q", 2**62) + bytes(40), "header is longer than the 72 bytes that it has"),
         (gguf_start(0, 1) + key(b"k", 99), "value of type 99"),
         (gguf_start(0, 1) + key(b"k", 9) + struct.pack("<IQ", 0, 2**60), "entries, more than"),
-        (gguf_start(0, 1) + key(b"k", 8) + struct.pack("<Q", 2**60), "ends beyond the file"),
-        (gguf_start(0, 1) + key(b"k", 9) + struct.pack("<IQ", 9, 1) * 8 + bytes(64), "value of type 9"),
-        (gguf_start(0, 1) + key(b"general.alignment", 4) + bytes(4), "alignment of 0"),
+        (gguf_start(0, 1) + key(b"k", 8) + struct.pack("<Q", 2**60), "header is longer than the"),
+        (gguf_start(0, 1) + key(b"k", 9) + struct.pack("<IQ", 9, 1) * 10_000, "value of type 9, 100 arrays deep"),
+        (gguf_start(0, 1) + key(b"\xff", 4) + bytes(4), "can't decode"),
+        (gguf_start(0, 2) + (key(b"k", 4) + bytes(4)) * 2, "two metadata fields 'k'"),
+        (gguf_start(0, 1) + key(b"GGUF.version", 4) + bytes(4), "two metadata fields 'GGUF.version'"),
+        (gguf_start(0, 1) + key(b"general.alignment", 4) + bytes(4), "alignment is not a power of two"),
+        (gguf_start(0, 1) + key(b"general.alignment", 4) + struct.pack("<I", 48), "alignment is not a power of two"),
+        (gguf_start(0, 1) + key(b"general.alignment", 10) + struct.pack("<Q", 32), "alignment is not a power of two"),
         (gguf_start(1, 0) + struct.pack("<QI", 0, 99) + bytes(40), "99 dimensions"),
-        (gguf_start(1, 0) + struct.pack("<QIQIQ", 0, 1, 4, 9999, 0) + bytes(40), "unknown type 9999"),
-        (gguf_start(1, 0) + struct.pack("<QIQIQ", 0, 1, 2**40, 0, 0) + bytes(40), "cut short"),
+        (gguf_start(1, 0) + tensor(b"a", (4,), 9999, 0), "unknown type 9999; update the gguf package"),
+        (gguf_start(1, 0) + tensor(b"a", (2**40,), F32, 0) + bytes(40), "cut short"),
+        (gguf_start(1, 0) + tensor(b"a", (2**62, 2**62, 0), F32, 0) + bytes(40), "impossible shape"),
+        (
+            gguf_start(1, 0) + tensor(b"a", (2, 33), Q8_0, 0) + bytes(200),
+            "in groups of 32, and its rows have 33 elements",
+        ),
+        (
+            gguf_start(1, 0) + tensor(b"a", (32, 2), Q8_0, 0) + bytes(200),
+            "in groups of 32, and its rows have 2 elements",
+        ),
+        (gguf_start(1, 0) + tensor(b"a", (), BF16, 0) + bytes(200), "in groups of 1"),
+        (gguf_start(1, 0) + tensor(b"a", (2,), F32, 4) + bytes(200), "at byte 4 of the data, no multiple of 32"),
+        (gguf_start(1, 0) + tensor(b"\xff", (2,), F32, 0) + bytes(200), "can't decode"),
+        (gguf_start(2, 0) + tensor(b"a", (2,), F32, 0) * 2 + bytes(200), "two tensors 'a'"),
+        (gguf_start(2, 0) + tensor(b"a", (9,), F32, 0) + tensor(b"b", (2,), F32, 32) + bytes(200), "'b' overlaps 'a'"),
         (gguf_start(0, 0), "hold no tensors"),
     ],
 )
@@ -219,6 +303,17 @@ def test_bad_gguf_files(tmp_path: Path, content: bytes, says: str) -> None:
     with pytest.raises(ModelFileError, match=says) as error:
         read_tensors([path])
     one_line(error)
+
+
+def test_a_gguf_header_that_goes_on_for_gigabytes_is_given_up(tmp_path: Path) -> None:
+    """A file full of empty texts, eight zeros each, which takes no room on the disk."""
+    pytest.importorskip("gguf")
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(gguf_start(1, 1) + key(b"k", 9) + struct.pack("<IQ", 8, 2**33))
+        file.truncate(2**37)
+    with pytest.raises(ModelFileError, match="entries, more than"):
+        read_tensors([path])
 
 
 @settings(max_examples=200)
