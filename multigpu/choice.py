@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import InputError
@@ -10,6 +10,11 @@ from .plan import CPU, Auto, DeviceId, Mode, Request, VirtualVram, parse_request
 
 DEFAULT_DEVICE = "default"
 """The device that ComfyUI would choose."""
+
+GPU = "gpu"
+"""The host's own word: `gpu:1` is the second accelerator, whatever its kind."""
+ALIASES = {"corex": "cuda", "ixuca": "cuda", "hip": "cuda", "rocm": "cuda", "directml": "privateuseone"}
+"""Other names that saved workflows and people use for a backend."""
 
 AUTO, VIRTUAL_VRAM, EXPERT = "auto", "virtual VRAM", "expert"
 MODES = (AUTO, VIRTUAL_VRAM, EXPERT)
@@ -53,6 +58,21 @@ def read_request(mode: str, virtual_vram_gb: float, donor_device: str, expert_mo
     if mode == EXPERT:
         return parse_request(expert_mode_allocations)
     raise InputError(f"mode is {mode!r}; it can be {', '.join(MODES)}")
+
+
+def is_default(text: str) -> bool:
+    """Whether the choice of the device is left to the host."""
+    return text.strip().lower() in ("", DEFAULT_DEVICE)
+
+
+def device_here(named: DeviceId, here: Sequence[DeviceId]) -> DeviceId | None:
+    """Which of the devices that are here is meant: `cuda:1` itself, `rocm:1`, `directml:0`, `gpu:1`. None if none."""
+    for device in (named, DeviceId(ALIASES.get(named.type, named.type), named.index)):
+        if device in here:
+            return device
+    accelerators = [device for device in here if not device.is_cpu]
+    index = named.index or 0
+    return accelerators[index] if named.type == GPU and index < len(accelerators) else None
 
 
 def renamed(request: Request, name: Callable[[DeviceId], DeviceId]) -> Request:

@@ -40,9 +40,6 @@ BACKENDS = (
 )
 """AMD's and Iluvatar's (CoreX) cards are `cuda` to torch."""
 
-ALIASES = {"corex": "cuda", "ixuca": "cuda", "hip": "cuda", "rocm": "cuda", "directml": "privateuseone"}
-"""Other names that saved workflows and people use for a backend."""
-
 
 def all_backends() -> tuple[Backend, ...]:
     """The table, and whatever else `torch.accelerator` knows in this process."""

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import psutil
 
+from ..choice import device_here
 from ..errors import AllocationError, BackendUnavailable, UnknownDevice
 from ..plan import CPU, DeviceId
 from ..units import format_bytes
-from .backends import ALIASES, Backend, Device, all_backends, free_bytes, probe
-
-GPU = "gpu"
-"""The host's own word: `gpu:1` is the second accelerator, whatever its kind."""
+from .backends import Backend, Device, all_backends, free_bytes, probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +127,10 @@ class Inventory:
 
         Raises `UnknownDevice` with the list of those that are here, `AllocationError` for what is no device at all.
         """
-        named = DeviceId.parse(text)
-        if named.type == GPU:
-            index = named.index or 0
-            if index < len(self.accelerators):
-                return self.accelerators[index].id
+        found = device_here(DeviceId.parse(text), [device.id for device in self.devices])
+        if found is None:
             raise self._unknown(text)
-        kind = ALIASES.get(named.type, named.type)
-        known = DeviceId(kind, named.index)
-        if any(device.id == known for device in self.devices):
-            return known
-        raise self._unknown(text)
+        return found
 
     def is_here(self, text: str) -> bool:
         """Whether `resolve` would return."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from comfy import model_management
 
-from ..choice import DEFAULT_DEVICE, Choice, devices_of, fitted, renamed, without
+from ..choice import DEFAULT_DEVICE, Choice, devices_of, fitted, is_default, renamed, without
 from ..devices.inventory import Inventory
 from ..errors import UnknownDevice
 from ..lifecycle.policy import FLAG
@@ -55,7 +55,7 @@ class Placer:
         A device that is not here is refused with the list, unless the setting says to fall back: then it is None, with
         a warning each time.
         """
-        if _is_default(text):
+        if is_default(text):
             return None
         try:
             return self.inventory.resolve(text)
@@ -164,7 +164,7 @@ class Placer:
         if missing and self.settings.fall_back:
             names = ", ".join(map(str, missing))
             log.warning("[MultiGPU] not on this machine: %s; doing without (MULTIGPU_FALL_BACK)", names)
-            compute = None if _is_default(choice.compute) else DeviceId.parse(choice.compute)
+            compute = None if is_default(choice.compute) else DeviceId.parse(choice.compute)
             request = without(request, missing, compute)
         return renamed(request, lambda device: self.inventory.resolve(str(device)))
 
@@ -184,11 +184,6 @@ def _static(load: LoadFor, device: torch.device | None) -> tuple[Any, ...]:
     for component in filter(has_patcher, components):
         honour_dtypes(part_of(component).patcher.model)
     return components
-
-
-def _is_default(text: str) -> bool:
-    """Whether a widget leaves the choice of the device to the host."""
-    return text.strip().lower() in ("", DEFAULT_DEVICE)
 
 
 def _named_compute(request: Request) -> DeviceId | None:
