@@ -10,9 +10,10 @@
     ├── HostError                   ComfyUI is not as expected
     │   ├── HostIncompatible            a symbol differs (names it)
     │   └── PlacementNotApplied         the bytes are not where the plan says
-    └── DeviceError                 a device or a copy failed
-        ├── BackendUnavailable
-        └── TransferFailed
+    ├── DeviceError                 a device or a copy failed
+    │   ├── BackendUnavailable
+    │   └── TransferFailed
+    └── OutputError                 the result of a command cannot be written
 
 A message says what was given, what is true, and what to type or do instead.
 """
@@ -90,3 +91,7 @@ class BackendUnavailable(DeviceError):
 
 class TransferFailed(DeviceError):
     """Bytes could not be moved between two devices."""
+
+
+class OutputError(MultiGPUError):
+    """What a command has to say cannot be written: a full disk, a closed output."""

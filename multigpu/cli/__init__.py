@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from .. import __version__
 from ..errors import MultiGPUError
+from .terminal import complain, drop_output, put
 
 COMMANDS = {
     "plan": "show where a model's blocks would rest, from the file's header alone",
@@ -14,24 +16,48 @@ COMMANDS = {
 }
 """Sub-command, which is also the module's name here -> what it does."""
 
+FAILED, WRONG_INPUT = 1, 2
+INTERRUPTED = 130
+"""Ctrl-C: 128 + SIGINT, as shells report it."""
+READER_GONE = 141
+"""Whoever read the output has closed it, as `head` does: 128 + SIGPIPE, as shells report it. There is no message."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `multigpu COMMAND ...`. Exit codes: 0 done, 1 something failed, 2 the input cannot be used."""
+    """Run `multigpu COMMAND ...` and return the exit code: 0 when done, or one of those above."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_usage())
-        return 0 if arguments else 2
-    name, *rest = arguments
-    if name not in COMMANDS:
-        sys.stderr.write(f"multigpu: there is no command {name!r}; there is {', '.join(COMMANDS)}\n")
-        return 2
+    command = " ".join(["multigpu", *(name for name in arguments[:1] if name in COMMANDS)])
     try:
-        return int(import_module(f".{name}", __name__).run(rest))
+        return _run(arguments)
     except MultiGPUError as error:
-        sys.stderr.write(f"multigpu {name}: {error}\n")
-        return 2 if isinstance(error, ValueError) else 1
+        complain(command, str(error))
+        return WRONG_INPUT if isinstance(error, ValueError) else FAILED
+    except KeyboardInterrupt:
+        drop_output()
+        complain(command, "interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        drop_output()
+        return READER_GONE
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        put(_usage())
+        return 0 if arguments else WRONG_INPUT
+    name, *rest = arguments
+    if name == "--version":
+        put(f"multigpu {__version__}\n")
+        return 0
+    if name not in COMMANDS:
+        complain("multigpu", f"there is no command {name!r}; there is {', '.join(COMMANDS)}")
+        return WRONG_INPUT
+    return int(import_module(f".{name}", __name__).run(rest))
 
 
 def _usage() -> str:
     rows = "".join(f"  {name:<10}{what}\n" for name, what in COMMANDS.items())
-    return f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` says more about one of them.\n"
+    return (
+        f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` says more about one of them, "
+        "`multigpu --version` which version this is.\n"
+    )

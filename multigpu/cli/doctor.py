@@ -5,7 +5,6 @@ Prints the devices of this machine too, with the speeds that plans count on.
 
 from __future__ import annotations
 
-import argparse
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from ..errors import InputError
 from ..host import capabilities, outside
 from ..host.surface import Feature
 from ..runtime import new_inventory
+from .terminal import Parser, put
 
 if TYPE_CHECKING:
     from ..devices.inventory import Inventory
@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 
 def run(arguments: Sequence[str]) -> int:
     """Exit code 0 when everything is as expected, 1 when a feature is off. Raises InputError without a ComfyUI."""
-    parser = argparse.ArgumentParser(
-        prog="multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects."
-    )
+    parser = Parser(prog="multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects.")
     parser.add_argument("--comfyui", type=Path, metavar="FOLDER", help="the folder with ComfyUI's main.py")
     parser.add_argument("--all", action="store_true", help="list every symbol, also those that are as expected")
     options = parser.parse_args(arguments)
     tree = options.comfyui or outside.find_tree()
     if tree is None:
         raise InputError("no ComfyUI here; say where it is: multigpu doctor --comfyui FOLDER (the one with main.py)")
-    outside.enter(tree.resolve())
+    outside.enter(tree)
     found = capabilities.probe()
-    print(report(found, list_all=options.all))
-    print(devices(new_inventory()))
+    put(f"{report(found, list_all=options.all)}\n{devices(new_inventory())}\n")
     return int(any(True for _ in found.features_off()))
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..choice import device_here, is_default, renamed
 from ..errors import InputError
 from ..files import Model, describe_model, read_tensors
 from ..files.families import COMPONENTS
 from ..files.model_file import READERS
+from ..files.untrusted import shown
 from ..plan import (
     Auto,
     DeviceBudget,
@@ -28,9 +30,13 @@ from ..plan import (
     read_gib,
 )
 from .machine import machine_budgets
+from .terminal import Parser, complain, one_line, put
 
-_DEVICE = re.compile(r"(?P<device>[^=@/]+)=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]+))?(?:@(?P<speed>[0-9]+(\.[0-9]+)?))?")
+_DEVICE = re.compile(r"(?P<device>[^=@/]+)=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]+))?(?:@(?P<speed>[0-9.]+))?")
 _EXAMPLE = "cuda:0=24g@53,cuda:1=12g@12,cpu=64g@25"
+_STEP_SECONDS = (1e-6, 1e6)
+_LINK_SPEEDS = (1e-3, 1e6)
+"""GB/s. Beyond these two ranges nothing real lies, and the simulator's sums would lose all meaning."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,21 +46,23 @@ def run(arguments: Sequence[str]) -> int:
     request = read_request(options, text)
     model = describe_model(read_tensors(files), options.component, options.step_seconds)
     budgets = parse_budgets(options.devices) if options.devices else machine_budgets(_note)
-    compute = _compute_device(options.compute, request, budgets)
+    here = [budget.device for budget in budgets]
+    request = renamed(request, lambda named: device_here(named, here) or named)
+    compute = _compute_device(options.compute, request, here)
     ring = read_gib(options.ring) if options.ring else None
     plan = make_plan(request, model.blocks, budgets, compute, ring_bytes=ring)
     if options.json:
-        sys.stdout.write(json.dumps(_as_data(files, request, model, plan), indent=1) + "\n")
+        put(json.dumps(_as_data(files, request, model, plan), indent=1) + "\n")
     elif options.block:
-        sys.stdout.write(explain.block_reason(plan, options.block) + "\n")
+        put(f"{one_line(explain.block_reason(plan, options.block))}\n")
     else:
-        sys.stdout.write(_as_text(files, request, model, plan, options.step_seconds))
+        put(_as_text(files, request, model, plan, options.step_seconds))
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line of `multigpu plan`."""
-    it = argparse.ArgumentParser(
+    it = Parser(
         "multigpu plan",
         usage="multigpu plan FILE [FILE ...] [ALLOCATION | --virtual-vram GB --donor DEVICE | --auto] [options]",
         description="Show where the blocks of a model would rest. Reads only the headers of its files, moves nothing.",
@@ -68,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
         "an allocation such as 'cuda:0,8gb;cpu,*'",
     )
     it.add_argument("--devices", help=f"free memory and link speed in GB/s of each device, as in {_EXAMPLE}")
-    it.add_argument("--compute", help="the compute device (default: the first accelerator)")
+    it.add_argument("--compute", help="the compute device, as in cuda:1 or gpu:1 (default: the first accelerator)")
     it.add_argument("--virtual-vram", metavar="GB", help="so much leaves the compute device, as in 8 or 512mb")
     it.add_argument("--donor", action="append", metavar="DEVICE", help="where it goes (default: cpu); may be repeated")
     it.add_argument("--auto", action="store_true", help="let the planner decide (the default)")
@@ -76,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "--component", choices=list(COMPONENTS), help="which model of a whole checkpoint (default: diffusion)"
     )
     it.add_argument(
-        "--step-seconds", type=_positive, metavar="S", help="measured time of a step with all blocks resident"
+        "--step-seconds", type=_seconds, metavar="S", help="measured time of a step with all blocks resident"
     )
     it.add_argument("--ring", metavar="SIZE", help="staging memory on the compute device, as in 512mb")
     it.add_argument("--block", metavar="NAME", help="print only why this block rests where it does")
@@ -84,11 +92,19 @@ def parser() -> argparse.ArgumentParser:
     return it
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a time; give seconds, as in 0.2")
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not _STEP_SECONDS[0] <= value <= _STEP_SECONDS[1]:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not the time of a step; give seconds, as in 0.2")
     return value
+
+
+def _number(text: str) -> float:
+    """NaN, which lies in no range, for what is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def split_words(words: Sequence[str]) -> tuple[list[Path], str | None]:
@@ -97,14 +113,16 @@ def split_words(words: Sequence[str]) -> tuple[list[Path], str | None]:
     files: list[str] = []
     others: list[str] = []
     for word in words:
-        is_file = word.lower().endswith(suffixes) or Path(word).exists()
+        is_file = word.lower().endswith(suffixes) or os.path.exists(word)
         (files if is_file else others).append(word)
     if len(others) > 1:
         raise InputError(
-            f"{' and '.join(map(repr, others))} are not model files; give files and at most one allocation"
+            f"{' and '.join(map(shown, others[:3]))} are not model files; give files and at most one allocation"
         )
     if not files:
-        raise InputError(f"{others[0]!r} is not a model file; give a .safetensors or .gguf file, or an index (.json)")
+        raise InputError(
+            f"{shown(others[0])} is not a model file; give a .safetensors or .gguf file, or an index (.json)"
+        )
     return [Path(word) for word in files], others[0] if others else None
 
 
@@ -128,26 +146,31 @@ def parse_budgets(text: str) -> list[DeviceBudget]:
     for piece in text.split(","):
         match = _DEVICE.fullmatch(piece.strip())
         if match is None:
-            raise InputError(f"{piece.strip()!r} is not a device's budget; for example --devices {_EXAMPLE}")
+            raise InputError(f"{shown(piece.strip())} is not a device's budget; for example --devices {_EXAMPLE}")
         free = read_gib(match["free"])
         total = read_gib(match["total"]) if match["total"] else free
-        speed = float(match["speed"]) * 1e9 if match["speed"] else None
-        budgets.append(DeviceBudget(DeviceId.parse(match["device"]), total, free, speed))
+        speed = _number(match["speed"]) if match["speed"] else None
+        if speed is not None and not _LINK_SPEEDS[0] <= speed <= _LINK_SPEEDS[1]:
+            raise InputError(f"{shown(match['speed'])} is not the speed of a link in GB/s; for example @25")
+        bandwidth = None if speed is None else speed * 1e9
+        budgets.append(DeviceBudget(DeviceId.parse(match["device"]), total, free, bandwidth))
     return budgets
 
 
-def _compute_device(text: str | None, request: Request, budgets: Sequence[DeviceBudget]) -> DeviceId:
-    if text:
-        return DeviceId.parse(text)
+def _compute_device(text: str | None, request: Request, here: Sequence[DeviceId]) -> DeviceId:
+    if text and not is_default(text):
+        named = DeviceId.parse(text)
+        return device_here(named, here) or named
     if not isinstance(request, Auto) and request.compute is not None:
         return request.compute
-    return next((b.device for b in budgets if not b.device.is_cpu), budgets[0].device)
+    return next((device for device in here if not device.is_cpu), here[0])
 
 
 def _as_text(files: Sequence[Path], request: Request, model: Model, plan: Plan, step_seconds: float | None) -> str:
     component = f", its {model.component} model" if model.component else ""
     kind = f"a {model.family} model" if model.family != "unknown" else "a model of no known family, by module"
-    title = f"{', '.join(path.name for path in files)}: {kind}{component}; request {format_request(request)}\n"
+    names = one_line(", ".join(path.name for path in files))
+    title = f"{names}: {kind}{component}; request {format_request(request)}\n"
     timing = "" if step_seconds else "Times are rough estimates; --step-seconds makes them yours.\n"
     return f"{title}\n{explain.table(plan)}\n{timing if plan.streamed else ''}"
 
@@ -163,4 +186,4 @@ def _as_data(files: Sequence[Path], request: Request, model: Model, plan: Plan) 
 
 
 def _note(sentence: str) -> None:
-    sys.stderr.write(f"multigpu plan: {sentence}\n")
+    complain("multigpu plan", sentence)
