@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import InputError
 
-PACK_FOLDER = Path(__file__).resolve().parents[2]
-
 
 def find_tree() -> Path | None:
-    """The ComfyUI that this pack is installed in, when it lies in a `custom_nodes` folder."""
-    candidate = PACK_FOLDER.parent.parent
-    return candidate if PACK_FOLDER.parent.name == "custom_nodes" and _is_tree(candidate) else None
+    """The ComfyUI that the current folder lies in, or the one that this pack was imported from; None if neither is one.
+
+    The pack may be a link in `custom_nodes`. Then only the path by which somebody came here leads to ComfyUI: the shell
+    keeps that of the current folder in PWD, Python that of an import in `__file__`. Neither may be resolved.
+    """
+    folders = [*_current_folder(), Path(__file__).absolute()]
+    return next((tree for folder in folders for tree in (folder, *folder.parents) if _is_tree(tree)), None)
+
+
+def _current_folder() -> Iterator[Path]:
+    """As the shell names it, unless it was changed without a shell since; then as the system names it."""
+    with suppress(OSError):  # PWD is not there
+        named = os.environ.get("PWD", "")
+        if os.path.isabs(named) and os.path.samefile(named, os.curdir):
+            yield Path(named)
+    with suppress(OSError):  # the folder is gone
+        yield Path.cwd()
 
 
 def enter(tree: Path) -> None:
     """Make the tree's modules importable here. Once per process; raises InputError when it is not a ComfyUI folder."""
+    tree = Path(os.path.realpath(tree))
     if not _is_tree(tree):
         raise InputError(
             f"{tree} is not a ComfyUI folder (no comfy/model_management.py in it); give the one with main.py"
@@ -43,4 +59,4 @@ def enter(tree: Path) -> None:
 
 
 def _is_tree(folder: Path) -> bool:
-    return (folder / "comfy" / "model_management.py").is_file()
+    return os.path.isfile(folder / "comfy" / "model_management.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -120,3 +121,18 @@ def test_every_symbol_of_the_surface_is_as_expected(comfy: Driver, host: Host) -
     assert result.returncode == 0, result.stdout + result.stderr
     assert expected in result.stdout
     assert all(f"  {symbol.name}\n      ok; {symbol.why}" in result.stdout for symbol in SURFACE)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links that need no rights, and a POSIX shell")
+def test_doctor_finds_the_comfyui_that_the_pack_is_linked_into(host: Host, tmp_path: Path) -> None:
+    """As people start it: they go to the pack's folder in `custom_nodes`, which is a link, and call it there."""
+    pack = tmp_path / "custom_nodes" / PACK
+    pack.parent.mkdir()
+    pack.symlink_to(Places.here().root, target_is_directory=True)
+    for entry in Places.here().host_tree(host.version).iterdir():
+        if entry.name != "custom_nodes":
+            (tmp_path / entry.name).symlink_to(entry)
+    command = ["sh", "-c", 'cd "$0" && exec "$@"', str(pack), sys.executable, "-m", "multigpu", "doctor"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"ComfyUI       {host.version}\n" in result.stdout
