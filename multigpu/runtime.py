@@ -34,16 +34,15 @@ class Runtime:
 
     @classmethod
     def start(cls, environment: Mapping[str, str]) -> Runtime:
-        """Read the settings, look at the host, and say so in one line; a line more for each feature that is off.
-
-        Raises InputError when a setting means nothing.
-        """
+        """Read the settings, look at the host, and say so in one line; a line more for whatever is wrong with them."""
         settings = Settings.from_environment(environment)
         logger = logging.getLogger(LOGGER)
         logger.setLevel(settings.log_level)
         capabilities = probe()
         state = capabilities.summary() if settings.enabled else "switched off by MULTIGPU_ENABLED"
         logger.info("[MultiGPU] %s on ComfyUI %s: %s", __version__, capabilities.version, state)
+        for problem in settings.problems:
+            logger.warning("[MultiGPU] %s", problem)
         for feature, problem in capabilities.features_off():
             logger.warning("[MultiGPU] %s is off: %s", feature, problem)
         return cls(settings, capabilities)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
-
-from .errors import InputError
-
-_Value = TypeVar("_Value")
+from typing import Any
 
 _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_PREFIX = "MULTIGPU_"
+_DEVELOPMENT = tuple(_PREFIX + word for word in ("DEV_", "HOST", "TEST_", "BENCH_"))
+"""How variables begin that `dev.py`, the tests and the benchmarks read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +30,55 @@ class Settings:
     """Percent of RAM in use above which models and cached outputs are let go between prompts. Not given: 85, but only
     where ComfyUI's own cache does not watch the RAM already."""
 
+    problems: tuple[str, ...] = ()
+    """A sentence about the variables that mean nothing, for which the defaults hold, and one about unknown ones."""
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Raises InputError when a variable has a value that means nothing."""
-        return cls(
-            enabled=_choice(environment, "MULTIGPU_ENABLED", _SWITCH, "on"),
-            log_level=_choice(environment, "MULTIGPU_LOG", _LEVELS, "info"),
-            fall_back=_choice(environment, "MULTIGPU_FALL_BACK", _SWITCH, "off"),
-            ram_limit=_percent(environment, "MULTIGPU_RAM_LIMIT"),
-        )
+        """Never fails: a mistyped setting is no reason to go without the pack."""
+        given = {name: text.strip() for name, text in environment.items() if name.startswith(_PREFIX)}
+        values: dict[str, Any] = {}
+        wrong = []
+        for name, variable in VARIABLES.items():
+            text = given.pop(name, "")
+            if not text:
+                continue
+            try:
+                values[variable.field] = variable.read(text.lower())
+            except (KeyError, ValueError):
+                wrong.append(f"{name} is {text!r}, but it can be {variable.choices}: {variable.default} is used")
+        unknown = sorted(name for name in given if not name.startswith(_DEVELOPMENT))
+        problems = ["; ".join(wrong)] if wrong else []
+        if unknown:
+            problems.append(f"there is no setting {' or '.join(unknown)}; there are {', '.join(VARIABLES)}")
+        return cls(**values, problems=tuple(problems))
 
 
-def _choice(environment: Mapping[str, str], name: str, choices: Mapping[str, _Value], default: str) -> _Value:
-    given = environment.get(name) or default
-    if given.lower() not in choices:
-        raise InputError(f"{name} is {given!r}; it can be {', '.join(choices)}")
-    return choices[given.lower()]
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: the field it fills, and how its text in lower case becomes the value.
+
+    `read` raises `KeyError` or `ValueError` for what means nothing; `choices` and `default` are for that message.
+    """
+
+    field: str
+    read: Callable[[str], Any]
+    choices: str
+    default: str
 
 
-def _percent(environment: Mapping[str, str], name: str) -> int | None:
-    given = (environment.get(name) or "").strip()
-    if not given:
-        return None
-    number = given.removesuffix("%").strip()
+def _percent(text: str) -> int:
+    number = text.removesuffix("%").strip()
     if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 100:
-        raise InputError(f"{name} is {given!r}; it can be a percentage from 1 to 100, such as 85")
+        raise ValueError(text)
     return int(number)
+
+
+VARIABLES = {
+    "MULTIGPU_ENABLED": Variable("enabled", _SWITCH.__getitem__, ", ".join(_SWITCH), "on"),
+    "MULTIGPU_LOG": Variable("log_level", _LEVELS.__getitem__, ", ".join(_LEVELS), "info"),
+    "MULTIGPU_FALL_BACK": Variable("fall_back", _SWITCH.__getitem__, ", ".join(_SWITCH), "off"),
+    "MULTIGPU_RAM_LIMIT": Variable(
+        "ram_limit", _percent, "a percentage from 1 to 100", "85, where ComfyUI does not watch the RAM itself,"
+    ),
+}

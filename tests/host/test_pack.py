@@ -52,14 +52,16 @@ def test_the_host_is_untouched(untouched: Driver) -> None:
 
 @pytest.fixture(scope="module")
 def spoiled(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A server with a pack that patches the host, one that fails, and ours with a setting that means nothing."""
+    """A server with a pack that patches the host, one that fails, and ours with settings that mean nothing."""
     folder = tmp_path_factory.mktemp("spoiled")
     for name, source in (("patching", PATCHING_PACK), ("failing", "from .inner import work\nwork()\n")):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(source)
     (folder / "failing" / "inner.py").write_text("def work():\n    raise ValueError('on purpose')\n")
     packs = {"patching": folder / "patching", "failing": folder / "failing", PACK: Places.here().root}
-    yield from served(host, folder / "base", packs=packs, environment={"MULTIGPU_LOG": "perhaps"})
+    yield from served(
+        host, folder / "base", packs=packs, environment={"MULTIGPU_LOG": "perhaps", "MULTIGPU_FALLBACK": "on"}
+    )
 
 
 def test_a_pack_that_patches_the_host_is_named(spoiled: Driver) -> None:
@@ -75,9 +77,13 @@ def test_a_traceback_through_a_pack_is_seen(spoiled: Driver) -> None:
     assert spoiled.our_tracebacks() == []
 
 
-def test_a_setting_that_means_nothing_is_named(spoiled: Driver) -> None:
-    assert "MULTIGPU_LOG is 'perhaps'; it can be debug, info, warning, error" in spoiled.log()
-    assert "KSampler" in spoiled.client.get("/object_info")
+def test_a_setting_that_means_nothing_is_named_and_the_nodes_are_there(spoiled: Driver) -> None:
+    """Once, in a warning; a name that no setting has, too."""
+    lines = [line for line in spoiled.log().splitlines() if "[MultiGPU]" in line]
+    assert len(lines) == 3
+    assert "MULTIGPU_LOG is 'perhaps', but it can be debug, info, warning, error: info is used" in lines[1]
+    assert "there is no setting MULTIGPU_FALLBACK; there are MULTIGPU_ENABLED, MULTIGPU_LOG, " in lines[2]
+    assert "MultiGPUPlaceModel" in spoiled.client.get("/object_info")
 
 
 IMPORT_THE_SEAM = """

@@ -1,4 +1,4 @@
-"""Starting the runtime outside a host: it says what is off, and raises only for a setting that means nothing."""
+"""Starting the runtime outside a host: it says what is off, and which settings mean nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from multigpu.errors import InputError
 from multigpu.runtime import LOGGER, Runtime
 
 
@@ -31,9 +30,14 @@ def test_the_log_level_is_that_of_our_lines_only(caplog: pytest.LogCaptureFixtur
     assert caplog.records == []
 
 
-def test_a_setting_that_means_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="MULTIGPU_LOG"):
-        Runtime.start({"MULTIGPU_LOG": "perhaps"})
+def test_settings_that_mean_nothing_take_one_line_and_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    Runtime.start({"MULTIGPU_LOG": "perhaps", "MULTIGPU_ENABLED": "maybe", "MULTIGPU_FALLBACK": "on"})
+    state, wrong, unknown, *_ = caplog.records
+    assert "switched off" not in state.getMessage()
+    assert [wrong.levelno, unknown.levelno] == [logging.WARNING] * 2
+    assert "MULTIGPU_LOG is 'perhaps'" in wrong.getMessage() and "MULTIGPU_ENABLED is 'maybe'" in wrong.getMessage()
+    assert "there is no setting MULTIGPU_FALLBACK" in unknown.getMessage()
+    assert logging.getLogger(LOGGER).level == logging.INFO
 
 
 @pytest.fixture(autouse=True)
