@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from pathlib import Path
 from typing import Any
 
-from ..runtime import current
+from ..runtime import LOGGER, current
 from .surface import Feature
+
+_RUNTIME = ".multigpu.runtime"
+"""How the module of a runtime is named in every copy: ComfyUI puts the path of the copy's folder before it."""
 
 
 async def comfy_entrypoint() -> Any:
-    """Start the runtime of this process and hand its nodes to ComfyUI. Replaces nothing in the host."""
+    """Start the runtime of this process and hand its nodes to ComfyUI. Replaces nothing in the host.
+
+    Of two copies of the pack, the one that comes second only says so: both would offer the same nodes.
+    """
     from comfy_api.latest import ComfyExtension
 
-    runtime = current()
-    if runtime.settings.enabled and runtime.capabilities.offers(Feature.LIFECYCLE):
-        runtime.free_flow.hand_back.watch_prompts()
+    first = first_copy()
+    if first is not None:
+        message = "[MultiGPU] is here twice: ComfyUI has loaded %s, so %s offers no nodes; remove one of these folders"
+        logging.getLogger(LOGGER).warning(message, first, _folder(sys.modules[current.__module__]))
+    else:
+        runtime = current()
+        if runtime.settings.enabled and runtime.capabilities.offers(Feature.LIFECYCLE):
+            runtime.free_flow.hand_back.watch_prompts()
 
     class MultiGPUExtension(ComfyExtension):
         async def get_node_list(self) -> list[Any]:
-            return runtime.nodes()
+            return runtime.nodes() if first is None else []
 
     return MultiGPUExtension()
+
+
+def first_copy() -> Path | None:
+    """The folder of another copy of this pack that has started in this process; None as long as there is none."""
+    for name, module in list(sys.modules.items()):
+        if name.endswith(_RUNTIME) and name != current.__module__:
+            start = getattr(module, "current", None)
+            if start is not None and start.cache_info().currsize:
+                return _folder(module)
+    return None
+
+
+def _folder(runtime: Any) -> Path:
+    """The folder of the pack that a module of a runtime belongs to."""
+    return Path(runtime.__file__).parents[1]

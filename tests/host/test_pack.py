@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from devtools import workflows
 from devtools.hosts import Host
 from devtools.places import Places
 from multigpu.host.surface import SURFACE
-from tests.host.conftest import served
+from tests.host.conftest import StartHost, served
 from tests.host.driver import DEBUG_PACKS, PACK, Driver, tracebacks_of
 
 PATCHING_PACK = """
@@ -84,6 +85,29 @@ def test_a_setting_that_means_nothing_is_named_and_the_nodes_are_there(spoiled: 
     assert "MULTIGPU_LOG is 'perhaps', but it can be debug, info, warning, error: info is used" in lines[1]
     assert "there is no setting MULTIGPU_FALLBACK; there are MULTIGPU_ENABLED, MULTIGPU_LOG, " in lines[2]
     assert "MultiGPUPlaceModel" in spoiled.client.get("/object_info")
+
+
+def test_of_two_copies_the_second_says_so_and_does_nothing(start_host: StartHost, tmp_path: Path) -> None:
+    """Which one ComfyUI loads first is up to the file system; the pictures are drawn all the same."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(Places.here().root / "__init__.py", copy)
+    for part in ("multigpu", "web"):
+        shutil.copytree(Places.here().root / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    comfy = start_host(packs={PACK: Places.here().root, f"{PACK}-main": copy})
+    started, twice = (line for line in comfy.log().splitlines() if "[MultiGPU]" in line)
+    assert "host symbols are as expected" in started
+    found = re.search(r"ComfyUI has loaded (.*), so (.*) offers no nodes; remove one of these folders$", twice)
+    assert found is not None and "WARNING" in twice.upper()
+    first, second = (Path(folder).name for folder in found.groups())
+    assert {first, second} == {PACK, f"{PACK}-main"}
+    modules = [info["python_module"] for info in comfy.client.get("/object_info").values()]
+    ours = [module for module in modules if module.startswith(f"custom_nodes.{PACK}")]
+    assert len(ours) > 30 and set(ours) == {f"custom_nodes.{first}"}
+    scripts = [path for path in comfy.client.get("/extensions") if path.endswith("memory_report.js")]
+    assert scripts == [f"/extensions/{first}/memory_report.js"]
+    assert comfy.patched() == []
+    assert comfy.draw(workflows.flux(seed=5))
 
 
 IMPORT_THE_SEAM = """
