@@ -35,7 +35,8 @@ def generated(nodes: dict[str, dict[str, Any]]) -> dict[Path, str]:
 
 def page(node_id: str, info: dict[str, Any]) -> str:
     """The help page of one node."""
-    lines = [f"# {info['display_name']}", "", info["description"], "", help_text(node_id), "", "## Inputs", ""]
+    text = help_text(node_id, len(info["output"]))
+    lines = [f"# {info['display_name']}", "", info["description"], "", text, "", "## Inputs", ""]
     lines += ["| name | kind | default | |", "|---|---|---|---|"]
     for section in ("required", "optional"):
         for name in info["input_order"].get(section, []):

@@ -34,12 +34,33 @@ New workflows: use ComfyUI's loader and one of the Place nodes.
 
 SPREAD = """
 Runs ComfyUI's own loader and spreads the weights over devices. A text in `expert_mode_allocations` counts instead of
-`virtual_vram_gb` and `donor_device`. Of a checkpoint, the diffusion model is spread; text encoder and VAE stay whole.
+`virtual_vram_gb` and `donor_device`.{of_several}
 
 `eject_models` unloads other models from the compute device once, when this node loads. Models with `keep_loaded` set to
 keep stay.
 
 New workflows: use ComfyUI's loader and one of the Place nodes.
+"""
+
+OF_SEVERAL = " The diffusion model is spread; text encoder and VAE stay whole."
+
+PARTS = """
+Reads each part of the checkpoint with ComfyUI's own functions, for the device that you choose for it. The results are
+those of ComfyUI's Load Checkpoint.
+
+New workflows: use ComfyUI's Load Checkpoint and a Place node behind each of its outputs.
+"""
+
+SPREAD_PARTS = """
+Reads each part of the checkpoint with ComfyUI's own functions, for the device that you choose for it, and spreads the
+weights of diffusion model and text encoder over devices; the VAE stays whole. For the diffusion model, a text in
+`unet_expert_mode_allocations` counts instead of `unet_virtual_vram_gb` and `unet_donor_device`; for the text encoder,
+one in `clip_expert_mode_allocations` instead of `clip_virtual_vram_gb` and `clip_donor_device`.
+
+`eject_models` unloads other models from the compute devices once, when this node loads. Models with `keep_loaded` set
+to keep stay.
+
+New workflows: use ComfyUI's Load Checkpoint and a Place node behind each of its outputs.
 """
 
 FREE = """
@@ -70,17 +91,24 @@ Kept for old workflows. A LoRA is applied once, at full precision, whichever loa
 """
 
 
-def help_text(node_id: str) -> str:
-    """The part that no schema can tell."""
-    named = {
-        "MultiGPUFreeMemory": FREE,
-        "MultiGPUMemoryReport": REPORT,
-        "DeviceSelectorMultiGPU": SELECTOR,
-        "UNetLoaderLP": LOW_PRECISION,
-        "MultiGPUPlaceControlNet": PLACE + CONTROL_NET,
-    }
-    if node_id in named:
-        return named[node_id].strip()
+NAMED = {
+    "MultiGPUFreeMemory": FREE,
+    "MultiGPUMemoryReport": REPORT,
+    "DeviceSelectorMultiGPU": SELECTOR,
+    "UNetLoaderLP": LOW_PRECISION,
+    "MultiGPUPlaceControlNet": PLACE + CONTROL_NET,
+    "CheckpointLoaderAdvancedMultiGPU": PARTS,
+    "CheckpointLoaderAdvancedDisTorch2MultiGPU": SPREAD_PARTS,
+}
+"""The nodes that share their text with no other."""
+
+
+def help_text(node_id: str, outputs: int) -> str:
+    """The part that no schema can tell, for a node with so many outputs. A loader with several gives a checkpoint's."""
+    if node_id in NAMED:
+        return NAMED[node_id].strip()
     if node_id.startswith("MultiGPUPlace"):
         return PLACE.strip()
-    return (SPREAD if "DisTorch2" in node_id else PLAIN).strip()
+    if "DisTorch2" in node_id:
+        return SPREAD.format(of_several=OF_SEVERAL if outputs > 1 else "").strip()
+    return PLAIN.strip()
