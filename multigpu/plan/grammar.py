@@ -159,10 +159,11 @@ def _parse_expert(source: _Text, end: int) -> Expert:
     if _LONE.fullmatch(lone):
         return Expert(Mode.FRACTION, (Part(None, _fraction(source, lone, lone, source.text.index(lone))),))
     parts: list[Part] = []
+    devices: set[DeviceId | None] = set()
     modes: list[Mode] = []
     for at, piece in source.split(";", 0, end):
         mode, part = _parse_part(source, piece, at)
-        if any(part.device == other.device for other in parts):
+        if part.device in devices:
             source.refuse(f"{part.device} is named twice; give each device one amount", piece, at)
         if part.amount is None and any(other.amount is None for other in parts):
             source.refuse("a second '*' where nothing is left; one device takes the remainder", piece, at)
@@ -173,6 +174,7 @@ def _parse_expert(source: _Text, end: int) -> Expert:
             source.refuse(problem, piece, at, _EXAMPLE[modes[0]])
         modes += [mode] if mode else []
         parts.append(part)
+        devices.add(part.device)
     mode = modes[0] if modes else Mode.BYTES
     if mode is Mode.RATIO and all(part.amount == 0 for part in parts):
         source.refuse("the percentages sum to 0, so nothing has a home", source.text[:end], 0, _EXAMPLE[Mode.RATIO])

@@ -1,6 +1,6 @@
-"""What a header costs is in proportion to its length, whatever it says.
+"""What a header or an allocation costs is in proportion to its length, whatever it says.
 
-A header 32 times as long costs some 32 times as much where the cost is linear, and a thousand times where it is
+One that is 32 times as long costs some 32 times as much where the cost is linear, and a thousand times where it is
 quadratic. The limit lies between, far from both, so that a busy machine makes no difference.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import string
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import pytest
 
 from multigpu.errors import ModelFileError
 from multigpu.files import describe_model, read_tensors
+from multigpu.plan import parse_request
 
 from .model_files import write_raw_safetensors
 
@@ -65,12 +68,12 @@ def read(path: Path) -> None:
         describe_model(read_tensors([path]))
 
 
-def seconds(path: Path) -> float:
+def seconds(work: Callable[[], object]) -> float:
     """Of this process, the least of three times."""
 
     def once() -> float:
         began = time.process_time()
-        read(path)
+        work()
         return time.process_time() - began
 
     gc.disable()  # its cost depends on what all other tests have left
@@ -86,7 +89,7 @@ def test_a_header_costs_no_more_than_its_length(tmp_path: Path, kind: str) -> No
         write_raw_safetensors(tmp_path / f"{size}.safetensors", HEADERS[kind](size).encode(), 4)
         for size in (SHORT, LONG)
     )
-    assert seconds(long) < MOST_TIMES * seconds(short)
+    assert seconds(lambda: read(long)) < MOST_TIMES * seconds(lambda: read(short))
     tracemalloc.start()
     try:
         read(long)
@@ -94,3 +97,9 @@ def test_a_header_costs_no_more_than_its_length(tmp_path: Path, kind: str) -> No
     finally:
         tracemalloc.stop()
     assert peak < MOST_BYTES_PER_BYTE * LONG
+
+
+def test_an_allocation_costs_no_more_than_its_length() -> None:
+    names = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
+    short, long = (";".join(f"{name},1b" for name in names[:count]) for count in (500, 16_000))
+    assert seconds(lambda: parse_request(long)) < MOST_TIMES * seconds(lambda: parse_request(short))

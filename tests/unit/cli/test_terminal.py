@@ -102,6 +102,20 @@ def test_an_interrupt_while_it_writes(long_winded: list[str], environment: dict[
     process.stderr.close()
 
 
+def test_an_interrupt_before_anything_of_the_command_is_there() -> None:
+    """While Python still imports it."""
+    program = (
+        "import runpy, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'multigpu.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "runpy.run_module('multigpu', run_name='__main__')"
+    )
+    done = run(sys.executable, "-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
 ASCII = [
     {"PYTHONIOENCODING": "ascii"},
     {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
