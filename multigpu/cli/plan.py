@@ -95,8 +95,14 @@ def parser() -> Parser:
 def _seconds(text: str) -> float:
     value = _number(text)
     if not _STEP_SECONDS[0] <= value <= _STEP_SECONDS[1]:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not the time of a step; give seconds, as in 0.2")
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not the time of a step; give seconds from {_range(_STEP_SECONDS)}, as in 0.2"
+        )
     return value
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    return " to ".join(f"{bound:.6f}".rstrip("0").rstrip(".") for bound in bounds)
 
 
 def _number(text: str) -> float:
@@ -151,7 +157,9 @@ def parse_budgets(text: str) -> list[DeviceBudget]:
         total = read_gib(match["total"]) if match["total"] else free
         speed = _number(match["speed"]) if match["speed"] else None
         if speed is not None and not _LINK_SPEEDS[0] <= speed <= _LINK_SPEEDS[1]:
-            raise InputError(f"{shown(match['speed'])} is not the speed of a link in GB/s; for example @25")
+            raise InputError(
+                f"{shown(match['speed'])} is not the speed of a link; give GB/s from {_range(_LINK_SPEEDS)}, as in @25"
+            )
         bandwidth = None if speed is None else speed * 1e9
         budgets.append(DeviceBudget(DeviceId.parse(match["device"]), total, free, bandwidth))
     return budgets

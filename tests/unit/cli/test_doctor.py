@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from multigpu.cli import main
 from multigpu.cli.doctor import devices
 from multigpu.devices.backends import Backend, Device
 from multigpu.devices.inventory import Inventory
@@ -35,3 +38,10 @@ def test_a_machine_without_accelerators_has_no_speeds() -> None:
     lines = devices(Inventory(lambda: [CUDA], broken)).splitlines()
     assert lines[1].startswith("Devices       cpu (")
     assert lines[2:] == ["  cuda is installed but does not work: no driver"]
+
+
+def test_a_folder_that_cannot_be_is_one_line_and_exit_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--comfyui", "x" * 355]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "is not a ComfyUI folder" in err

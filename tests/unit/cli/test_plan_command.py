@@ -161,7 +161,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(
 def test_a_step_takes_a_time_that_can_be_measured(capsys: pytest.CaptureFixture[str], flux: str, seconds: str) -> None:
     code, out, err = run(capsys, flux, f"--step-seconds={seconds}", "--devices", DEVICES, "cpu,*")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "is not the time of a step; give seconds, as in 0.2" in err
+    assert "is not the time of a step; give seconds from 0.000001 to 1000000, as in 0.2" in err
 
 
 @pytest.mark.parametrize(
