@@ -1,6 +1,6 @@
 """Anything that can be done to a model, in any order, against the stock result.
 
-    MULTIGPU_MACHINE_MINUTES=30 SIMDEV=cuda python -m pytest tests/engine/test_machine.py
+    MULTIGPU_TEST_MINUTES=30 SIMDEV=cuda python -m pytest -s tests/engine/test_machine.py
 
 Every patcher knows its recipe: the contents of the file it came from, and what was put on top. What a recipe draws and
 saves is taken from unplaced patchers of models that nothing else has ever touched; all others have to give the same,

@@ -1,6 +1,6 @@
 """Words, frees, changed files, workflows and clients in any order, against a small model of what the docs promise.
 
-    MULTIGPU_MACHINE_MINUTES=30 python -m pytest tests/host/test_lifecycle_machine.py
+    MULTIGPU_TEST_MINUTES=30 python -m pytest -s tests/host/test_lifecycle_machine.py
 
 The oracle is written from docs/lifecycle.md and the decision table alone. It knows what ComfyUI's caches do (they give
 what a node with the same inputs has made, whatever has become of the file, until they forget it) and nothing of how the
