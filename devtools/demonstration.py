@@ -44,7 +44,7 @@ def run(host: Host, places: Places, console: Console, *, serve: bool, port: int 
 def _spec(host: Host, places: Places, port: int | None, simulate: int) -> ServerSpec:
     simulated: dict[str, Any] = {
         "runner": (str(places.root / "tests" / "sim" / "serve.py"),),
-        "flags": ("--use-pytorch-cross-attention",),
+        "flags": ("--use-pytorch-cross-attention", "--disable-cuda-malloc"),
         "environment": {"SIMDEV": f"cuda:{simulate}:6g"},
     }
     present: dict[str, Any] = {

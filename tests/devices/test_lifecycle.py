@@ -50,7 +50,7 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         models=own_models(base),
         runner=(str(SIM / "serve.py"),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:3:6g"},
-        flags=("--use-pytorch-cross-attention",),
+        flags=simdev.HOST_FLAGS,
     )
     with Server(spec) as server:
         machine = Machine(server)

@@ -17,7 +17,10 @@ def main() -> None:
         sys.exit("usage: SIMDEV=cuda:3:6g python serve.py PROGRAM [ARGUMENTS]")
     import simdev
 
-    simdev.install_from_text(os.environ["SIMDEV"])
+    try:
+        simdev.install_from_text(os.environ["SIMDEV"])
+    except simdev.NoCompiler as reason:
+        sys.exit(str(reason))
     del sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -26,7 +26,6 @@ from tests.sim import simdev
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 ZERO, ONE = f"{KIND}:0", f"{KIND}:1"
 HERE = Path(__file__).parent
-FLAGS = ("--use-pytorch-cross-attention",)
 GiB = 1024**3
 MODEL_BYTES = 38_800_000
 """Of the tiny Flux's weights, a little less than there are."""
@@ -115,7 +114,7 @@ def serve(host: Host, base: Path, *, simulated: bool) -> Iterator[Machine]:
     if simulated:
         changes["runner"] = (str(HERE / "serve.py"),)
         changes["environment"] = {**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:3:6g"}
-    changes["flags"] = FLAGS if simulated else (*FLAGS, "--cpu")
+    changes["flags"] = simdev.HOST_FLAGS if simulated else (*simdev.HOST_FLAGS, "--cpu")
     with Server(spec_for(host, base, Path(sys.executable), **changes)) as server:
         yield Machine(server)
 

@@ -46,6 +46,44 @@ def test_a_capacity_for_each_device(simulated_world):
     assert result.stdout.strip() == str([3 * 1024**3 // 2, 512 * 1024**2])
 
 
+CUDA_BUILD = """
+import torch
+from tests.sim import simdev
+
+def real(*arguments, **options):
+    raise RuntimeError("a real kernel was called")
+
+kernels = torch.library.Library("aten", "IMPL")
+for name in ("empty.memory_format", "copy_", "mm", "add.out", "_foreach_add_.Scalar", "silu_backward"):
+    kernels.impl(name, real, "CUDA")
+torch.version.cuda = "13.0"
+world = simdev.install("KIND", 1)
+a = torch.eye(3).to(world.device(0))
+torch._foreach_add_([a], 1)
+assert (a @ a + a).cpu().tolist() == [[8.0 if i == j else 6.0 for i in range(3)] for j in range(3)]
+assert torch.ops.aten.silu_backward(a, a).device == a.device
+assert world.operations()["aten::mm.out"] == 1  # as where torch has no kernels for CUDA
+print(torch.version.cuda)
+"""
+
+
+def test_real_kernels_and_the_version_of_a_cuda_build(simulated_world):
+    """Such a build has kernels for CUDA before anything is simulated, and says for which CUDA it was built."""
+    result = subprocess.run(
+        [sys.executable, "-c", CUDA_BUILD.replace("KIND", KIND)], cwd=ROOT, capture_output=True, text=True, timeout=200
+    )
+    said = {"cuda": "13.0", "npu": "None"}
+    assert (result.stdout.strip(), result.returncode) == (said[KIND], 0), result.stderr
+
+
+def test_without_a_compiler_the_start_up_module_says_so():
+    command = [sys.executable, "tests/sim/serve.py", "tests/gpu/check_semantics.py"]
+    missing = os.environ | {"SIMDEV": KIND, "CXX": "surely-not-a-compiler"}
+    result = subprocess.run(command, cwd=ROOT, env=missing, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 1
+    assert "Install g++ or set CXX to a compiler." in result.stderr and "Traceback" not in result.stderr
+
+
 def test_the_start_up_module_explains_itself():
     command = [sys.executable, "tests/sim/serve.py"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)

@@ -43,8 +43,9 @@ def find_compiler() -> str:
 
 
 def cache_directory() -> pathlib.Path:
+    """In the cache folder of `dev.py`; `MULTIGPU_DEV_CACHE` moves it."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return pathlib.Path(base) / "multigpu-simdev"
+    return pathlib.Path(os.environ.get("MULTIGPU_DEV_CACHE") or os.path.join(base, "multigpu-dev")) / "simdev"
 
 
 def build_key(kind: str, compiler: str) -> str:

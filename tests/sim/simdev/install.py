@@ -20,6 +20,8 @@ KINDS = ("cuda", "npu")
 PRETENDED_CUDA = "12.8"
 CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 """The CPU kernels behind the simulation do without matrix tiles (AMX), which some sandboxes announce and then trap."""
+HOST_FLAGS = ("--use-pytorch-cross-attention", "--disable-cuda-malloc")
+"""For ComfyUI: the attention that is the same on the CPU; and torch's own allocator, which is what is simulated."""
 
 _installed: list[World] = []  # at most one: torch can be changed once per process
 
@@ -27,8 +29,8 @@ _installed: list[World] = []  # at most one: torch can be changed once per proce
 def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World:
     """Simulate `count` devices of `kind` in this process; `capacity` in bytes, one for all or one each.
 
-    Must run before anything asks torch about devices (so before ComfyUI is imported). Raises NoCompiler where there is
-    no compiler, RuntimeError where CUDA devices really exist or others are already simulated.
+    Must run before anything asks torch about devices (so before ComfyUI is imported). Real CUDA devices are hidden from
+    this process. Raises NoCompiler where there is no compiler, RuntimeError where devices are in use already.
     """
     if kind not in KINDS:
         raise ValueError(f"cannot simulate {kind!r}: use one of {', '.join(KINDS)}")
@@ -37,8 +39,9 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
         raise ValueError(f"{len(capacities)} capacities for {count} devices: give one number, or one for each device")
     if _installed:
         raise RuntimeError(f"this process already simulates {_installed[0].kind}: start another process")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # real devices stay out of it
     if torch.cuda.is_available():
-        raise RuntimeError("this torch has real CUDA devices: use the CPU wheel for the simulation")
+        raise RuntimeError("this process has used real CUDA devices already: start another process")
     for name, value in CPU_LIMIT.items():
         os.environ.setdefault(name, value)
     native = _install_cuda() if kind == "cuda" else _install_npu()
@@ -75,6 +78,7 @@ def _size(text: str) -> int:
 def _install_npu() -> Any:
     native = load("npu")
     native.install_hooks()
+    torch.version.cuda = None  # as on a machine with NPUs: ComfyUI takes a CUDA build of torch for NVIDIA's
     torch.utils.rename_privateuse1_backend("npu")
     module = types.ModuleType("torch.npu")
     module.__dict__.update(DeviceApi(native, "npu").namespace())
@@ -93,7 +97,7 @@ def _install_cuda() -> Any:
         importlib.import_module(name)
     native = load("cuda")
     native.install_hooks()
-    torch.version.cuda = PRETENDED_CUDA
+    torch.version.cuda = torch.version.cuda or PRETENDED_CUDA  # a CUDA build's own: other packages compare it
     namespace = DeviceApi(native, "cuda").namespace()
     namespace["cudart"] = lambda: _CudaRuntime(native)
     for name, value in namespace.items():
@@ -120,7 +124,7 @@ class _CudaRuntime:
 
 
 def _add_cuda_storage(native: Any) -> None:
-    """Creating and resizing CUDA storages is compiled out of CPU-only wheels."""
+    """Creating and resizing CUDA storages is compiled out of CPU builds, and needs a driver in CUDA builds."""
     storage: Any = torch.UntypedStorage
     plain_new, plain_resize = storage.__new__, storage.resize_
 

@@ -230,9 +230,9 @@ class Hooks final : public HooksBase<at::PrivateUse1HooksInterface> {
 void install_hooks() {
   c10::SetAllocator(kType, &device_allocator(), 1);
 #ifdef SIMDEV_CUDA
-  // A CPU-only torch makes its "no CUDA" hooks object while it is imported and offers no way to replace it. Both
-  // classes have no data members, so ours is constructed in its place: it changes the virtual functions and nothing
-  // else.
+  // torch makes its hooks object for CUDA while it is imported and offers no way to replace it. Its class has no data
+  // members, in CPU and CUDA builds, and neither has ours, which is constructed in its place: that changes the virtual
+  // functions and nothing else.
   static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks(at::CUDAHooksArgs{});
 #else
