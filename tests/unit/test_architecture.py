@@ -110,6 +110,8 @@ handler = logging.Handler()
 handler.emit = lambda record: happened.append(record.getMessage())
 logging.getLogger().addHandler(handler)
 sys.meta_path.insert(0, Poison())
+if "torch" not in POISONED:
+    import torch  # first: what torch itself does at import is not watched
 sys.addaudithook(lambda event, _: happened.append(event) if event in WATCHED else None)
 for name in NAMES:
     importlib.import_module(name)
