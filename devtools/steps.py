@@ -31,6 +31,17 @@ def write_text(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
+def remove(path: Path) -> None:
+    """Delete a file, a folder with all that is in it, or a link but not what it leads to. Nothing there is fine too."""
+    real = os.path.join(os.path.realpath(path.parent), path.name)
+    if os.name == "nt" and path.is_dir() and os.path.realpath(path) != real:
+        path.rmdir()  # a junction: only the link goes
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 class Stamp:
     """Says whether a step was finished with the same inputs."""
 
@@ -39,7 +50,7 @@ class Stamp:
         self._inputs = inputs
 
     def holds(self) -> bool:
-        return self._path.is_file() and self._path.read_text(encoding="utf-8") == self._inputs
+        return self._path.is_file() and self._path.read_bytes() == self._inputs.encode()
 
     def write(self) -> None:
         write_text(self._path, self._inputs)

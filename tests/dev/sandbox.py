@@ -19,6 +19,20 @@ from devtools.places import Places
 SEE_PROCESSES = sys.platform == "linux"
 needs_proc = pytest.mark.skipif(not SEE_PROCESSES, reason="processes are found through /proc, a part of Linux")
 
+MOUNT = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+CAN_MOUNT = shutil.which("unshare") is not None and (
+    subprocess.run([*MOUNT, "mount -t tmpfs -o size=1m none /mnt"], capture_output=True, check=False).returncode == 0
+)
+needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="a disk of its own cannot be mounted here")
+
+
+def assert_one_sentence(code: int, output: str, *parts: str) -> None:
+    """The last line is the sentence; no traceback before it."""
+    assert code == 2, output
+    assert "Traceback" not in output
+    last = output.rstrip().splitlines()[-1]
+    assert last.endswith(".") and all(part in last for part in parts), last
+
 
 class Sandbox:
     """`environment` is what `dev.py` runs with; a mark in it finds every process that came from here."""
@@ -52,6 +66,25 @@ class Sandbox:
             finally:
                 process.kill()
         return process.returncode, output
+
+    def run_mounted(self, *arguments: str, mount: Path, options: str) -> tuple[int, str]:
+        """Run `dev.py` where `mount` and what is in it are on a disk of their own, mounted with `options` of tmpfs."""
+        kept = f"{mount}.kept"
+        fill = f"cp -a {mount} {kept} && mount -t tmpfs none {mount} && cp -a {kept}/. {mount}/ && rm -r {kept}"
+        script = f"{fill} && mount -o remount,{options} {mount} && cd {self.root} && exec {sys.executable} dev.py"
+        result = subprocess.run(
+            [*MOUNT, f"{script} {' '.join(arguments)}"], env=self.environment, text=True, timeout=240, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        return result.returncode, result.stdout
+
+    def go_offline(self) -> None:
+        """From now on pip reaches no package index, and has nothing in its cache."""
+        self.environment = {name: value for name, value in self.environment.items() if not name.startswith("PIP_")}
+        self.environment |= {
+            "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_NO_CACHE_DIR": "1",
+            "PIP_RETRIES": "0",
+        }  # fmt: skip
 
     def interrupt(self, *arguments: str, at: str, during: str, how: signal.Signals) -> tuple[int, str]:
         """Run `dev.py` until it has printed `at` and a process with `during` in its command runs; send a signal."""
