@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from .places import user_cache
+
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+
 
 class Problem(Exception):
     """Something outside this program is in the way. The message is one sentence that says what to do about it."""
@@ -12,7 +16,8 @@ class Problem(Exception):
 
 def full_disk(where: Path) -> Problem:
     return Problem(
-        f"The disk that holds {where} is full; free some space there (about 5 GB) and run the same command again."
+        f"The disk that holds {where} is full; free some space there (python dev.py doctor says how much is needed) "
+        "and run the same command again."
     )
 
 
@@ -32,9 +37,17 @@ def from_os_error(error: OSError) -> Problem | None:
     where = Path(error.filename) if isinstance(error.filename, str) else Path.cwd()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full_disk(where)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Problem(f"{where} cannot be written; make it writable for you, or clone into a folder of your own.")
-    return None
+    if error.errno not in UNUSABLE:
+        return None
+    cache = user_cache()
+    if error.filename and (where == cache or where in cache.parents or cache in where.parents):
+        return Problem(
+            f"The cache folder {cache} cannot be used: {where} cannot be written ({error.strerror}); "
+            "set MULTIGPU_DEV_CACHE to a folder that you can write to."
+        )
+    return Problem(
+        f"{where} cannot be written ({error.strerror}); make it writable for you, or clone into a folder of your own."
+    )
 
 
 def from_pip_output(text: str, what: str, where: Path) -> Problem:

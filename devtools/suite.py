@@ -10,6 +10,7 @@ from .console import Console
 from .hosts import HOSTS, NEWEST
 from .places import Places
 from .prepare import prepare, prepare_environment
+from .problem import Problem
 from .reports import Report, counts
 from .tasks import Task, TaskRunner
 
@@ -59,7 +60,10 @@ PARTS = tuple(_PARTS)
 
 
 def run(places: Places, console: Console, *, only: Sequence[str] | None, expression: str | None) -> int:
-    """Run the parts; the last line printed is `N passed, N failed, N skipped`. Returns 1 if any failed."""
+    """Run the parts; the last line printed is `N passed, N failed, N skipped`. Returns 1 if any failed.
+
+    Raises Problem when `expression` matches no test at all.
+    """
     chosen = [name for name in PARTS if (not only or name in only) and (places.root / _PARTS[name].folder).is_dir()]
     console.line("MultiGPU for ComfyUI: development set-up")
     if any(_PARTS[name].hosts for name in chosen):
@@ -71,6 +75,8 @@ def run(places: Places, console: Console, *, only: Sequence[str] | None, express
         tasks = [_selected(task) for task in tasks if task.command[0] == "pytest"]
     reports = TaskRunner(places, console, expression).run(tasks, AT_ONCE)
     _summarise(reports, console)
+    if expression and not any(report.passed or report.failures or report.skips for report in reports):
+        raise Problem(f"No test of {', '.join(chosen)} matches -k {expression!r}; give a part of a test's name.")
     return int(any(report.failures for report in reports))
 
 

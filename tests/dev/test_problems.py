@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import errno
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,24 +13,9 @@ import pytest
 
 from devtools import problem
 from devtools.places import Places
-from tests.dev.sandbox import Sandbox
+from tests.dev.sandbox import Sandbox, assert_one_sentence, needs_mount
 
 DEV = Places.here().root / "dev.py"
-CLOSED = "http://127.0.0.1:9"
-
-MOUNT = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-CAN_MOUNT = shutil.which("unshare") is not None and (
-    subprocess.run([*MOUNT, "mount -t tmpfs -o size=1m none /mnt"], capture_output=True, check=False).returncode == 0
-)
-needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="a small disk cannot be mounted here")
-
-
-def assert_one_sentence(code: int, output: str, *parts: str) -> None:
-    """The last line is the sentence; no traceback before it."""
-    assert code == 2, output
-    assert "Traceback" not in output
-    last = output.rstrip().splitlines()[-1]
-    assert last.endswith(".") and all(part in last for part in parts), last
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 10), (3, 14)])
@@ -64,12 +48,8 @@ def test_an_unknown_host_version(tmp_path: Path) -> None:
 
 def test_no_network(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
-    for name in [name for name in sandbox.environment if name.startswith("PIP_")]:
-        del sandbox.environment[name]
-    sandbox.environment |= {
-        "MULTIGPU_DEV_CACHE": str(tmp_path / "cache"), "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": CLOSED,
-        "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0",
-    }  # fmt: skip
+    sandbox.go_offline()
+    sandbox.environment["MULTIGPU_DEV_CACHE"] = str(tmp_path / "cache")
     code, output = sandbox.run("run")
     assert_one_sentence(code, output, "could not be reached", "check the network")
     code, output = sandbox.run("doctor")
@@ -79,7 +59,7 @@ def test_no_network(tmp_path: Path) -> None:
 @needs_mount
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path / "clone", ready_environment=False)
-    code, output = _run_with_small_disk(sandbox, "64m", mount=tmp_path / "clone", keep=True)
+    code, output = sandbox.run_mounted("run", mount=sandbox.root, options="size=64m")
     assert_one_sentence(code, output, "0.1 GB", "free some space")
     assert "Making" not in output
 
@@ -89,20 +69,49 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
     sandbox.environment["MULTIGPU_DEV_CACHE"] = str(tmp_path / "cache")
-    code, output = _run_with_small_disk(sandbox, "100m", mount=tmp_path / "cache", keep=False)
+    code, output = sandbox.run_mounted("run", mount=tmp_path / "cache", options="size=100m")
     assert_one_sentence(code, output, "is full", "run the same command again")
 
 
-def _run_with_small_disk(sandbox: Sandbox, size: str, *, mount: Path, keep: bool) -> tuple[int, str]:
-    """Run `dev.py run` where `mount` is a disk of that size; with `keep`, the folder's content is on it."""
-    copy = f"cp -a {mount} {mount}.kept && " if keep else ""
-    back = f" && cp -a {mount}.kept/. {mount}/ && cd {mount}" if keep else ""
-    script = f"{copy}mount -t tmpfs -o size={size} none {mount}{back} && exec {sys.executable} dev.py run"
-    result = subprocess.run(
-        [*MOUNT, script], cwd=sandbox.root, env=sandbox.environment, text=True, timeout=240, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return result.returncode, result.stdout
+@needs_mount
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Another folder helps, another clone would not."""
+    (tmp_path / "cache").mkdir()
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
+    for cache in (tmp_path / "cache", tmp_path / "cache" / "not" / "there"):
+        sandbox.environment["MULTIGPU_DEV_CACHE"] = str(cache)
+        code, output = sandbox.run_mounted("run", mount=tmp_path / "cache", options="ro")
+        assert_one_sentence(code, output, str(cache), "Read-only file system", "set MULTIGPU_DEV_CACHE to a folder")
+        code, output = sandbox.run_mounted("doctor", mount=tmp_path / "cache", options="ro")
+        assert code == 2 and "set MULTIGPU_DEV_CACHE to a folder" in output, output
+
+
+@pytest.mark.parametrize("below", ["", "/folder", "/folder/in/folder"])
+def test_a_cache_folder_that_is_a_file_or_below_one(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
+    sandbox.environment["MULTIGPU_DEV_CACHE"] = f"{tmp_path}/file{below}"
+    code, output = sandbox.run("run")
+    assert_one_sentence(code, output, f"{tmp_path}/file{below}", "set MULTIGPU_DEV_CACHE to a folder")
+    code, output = sandbox.run("doctor")
+    assert code == 2 and "set MULTIGPU_DEV_CACHE to a folder" in output, output
+
+
+@needs_mount
+def test_a_clone_that_cannot_be_written(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "clone", ready_environment=True)
+    code, output = sandbox.run_mounted("run", mount=sandbox.root, options="ro")
+    assert_one_sentence(code, output, str(sandbox.root), "clone into a folder of your own")
+    code, output = sandbox.run_mounted("doctor", mount=sandbox.root, options="ro")
+    assert code == 2 and "clone into a folder of your own" in output and "Ready" not in output, output
+
+
+def test_an_expression_that_matches_no_test(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, ready_environment=True)
+    code, output = sandbox.run("test", "--only", "unit", "-k", "surely_no_such_test")
+    assert_one_sentence(code, output, "No test of unit matches -k 'surely_no_such_test'")
+    code, output = sandbox.run("test", "--only", "unit", "-k", "test_decimals_are_exact")
+    assert code == 0, output
 
 
 def test_doctor_on_a_ready_machine() -> None:
