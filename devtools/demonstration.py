@@ -45,7 +45,7 @@ def _spec(host: Host, places: Places, port: int | None, simulate: int) -> Server
     simulated: dict[str, Any] = {
         "runner": (str(places.root / "tests" / "sim" / "serve.py"),),
         "flags": ("--use-pytorch-cross-attention", "--disable-cuda-malloc"),
-        "environment": {"SIMDEV": f"cuda:{simulate}:6g"},
+        "environment": {"SIMDEV": f"cuda:{simulate}:6g", "MULTIGPU_DEV_CACHE": str(places.cache)},
     }
     present: dict[str, Any] = {
         "runner": (str(places.root / "devtools" / "quick_start.py"),),

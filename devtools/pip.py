@@ -24,7 +24,7 @@ def pip(places: Places, arguments: Sequence[str | Path], *, what: str, console: 
     """
     scratch = places.dev / "pip"
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     command = [*_command(places), *arguments]
     with Guarded(command, env=_environment() | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))) as child:
         lines = []

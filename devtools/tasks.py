@@ -96,11 +96,11 @@ class TaskRunner:
     def _call(self, command: Sequence[str], environment: Mapping[str, str], log: Path | None) -> int:
         dropped = ("PYTEST_ADDOPTS", "PYTHONPATH", "PYTHONHOME")
         kept = {key: value for key, value in os.environ.items() if key not in dropped}
-        quiet = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        added = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MULTIGPU_DEV_CACHE": str(self._places.cache)}
         tool = [self._places.python, "-m", *command]
         sys.stdout.flush()
         with Guarded(
-            tool, cwd=self._places.root, env=kept | quiet | dict(environment), log=log, show=log is None
+            tool, cwd=self._places.root, env=kept | added | dict(environment), log=log, show=log is None
         ) as child:
             self._running.append(child)
             try:

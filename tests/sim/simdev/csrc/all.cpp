@@ -1,7 +1,6 @@
 // One translation unit: torch's headers are parsed once, which is most of the build time.
-// clang-format off
-#include "real_kernels.cpp"  // first: of two registrations the later one counts
-// clang-format on
+#include "real_kernels.cpp"  // first: of two kernels for one operator, the one registered later counts
+
 #include "accounting.cpp"
 #include "alias.cpp"
 #include "allocators.cpp"
