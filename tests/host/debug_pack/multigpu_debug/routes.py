@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
+import weakref
 from typing import Any
 
 import comfy.model_management as model_management
@@ -16,6 +18,9 @@ from . import memory
 from .snapshot import Snapshot
 
 FLAG = "_mgpu_unload_distorch_model"
+
+_numbers: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+_count = itertools.count(1)
 
 
 def add_routes(snapshot: Snapshot) -> None:
@@ -53,9 +58,9 @@ def _row(loaded: Any) -> dict[str, Any]:
     model = patcher.model
     return {
         "alive": True,
-        "patcher_id": id(patcher),
+        "patcher_id": _number(patcher),
         "patcher_class": type(patcher).__name__,
-        "model_id": id(model),
+        "model_id": _number(model),
         "model_class": type(model).__name__,
         "load_device": str(patcher.load_device),
         "offload_device": str(patcher.offload_device),
@@ -67,6 +72,11 @@ def _row(loaded: Any) -> dict[str, Any]:
         "flag": getattr(model, FLAG, None),
         "storages": memory.of_module(model),
     }
+
+
+def _number(thing: object) -> int:
+    """A number for an object that no later one gets; Python gives the `id` of an object that is gone to another."""
+    return _numbers.setdefault(thing, next(_count))
 
 
 def _worker_waits() -> bool:
