@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.weak import TensorWeakRef
 
 from .arena import Room
 from .layout import Leaf, Rebuild, lay_out, leaves_of
@@ -85,20 +86,33 @@ class HomedBlock:
         It may not if somebody else holds tensors of this block: what they were handed must not change.
         """
         target = next(each for each in self.tensors if each.name == name)
+        alone = self._reclaim(target)
         parts = leaves_of(tensor)[0]
         kinds = [(part.shape, part.dtype) for part in parts]
-        if kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves] or not self._reclaim():
+        if not alone or kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves]:
             return False
         for view, part in zip(target.views(self.room), parts, strict=True):
             view.copy_(part)
         return True
 
-    def _reclaim(self) -> bool:
+    def _reclaim(self, target: HomedTensor) -> bool:
+        """Whether nobody else holds a tensor in this room; `target` is about to change.
+
+        Parameters that somebody holds leave nothing behind: that of `target` gets memory of its own, which is all that
+        it keeps allocated from now on; the others stay the module's own, and move with the block.
+        """
+        known = [TensorWeakRef(tensor.home) for tensor in self.tensors if tensor.home is not None]
         for tensor in self.tensors:
             tensor.let_go()
+        held: list[torch.Tensor | None] = [its() for its in known]
+        for index, its in enumerate(held):
+            if self.tensors[index] is target and its is not None:
+                with torch.inference_mode(False), torch.no_grad():
+                    moved(its, its.detach().clone())
+                held[index] = None
         alone = self.room.reclaim()
-        for tensor in self.tensors:
-            tensor.settle(self.room)
+        for tensor, its in zip(self.tensors, held, strict=True):
+            tensor.settle(self.room, its)
         return alone
 
     def move_to(self, room: Room, laid: Laid) -> None:

@@ -9,17 +9,17 @@ bit for bit, wherever their weights rest and whoever has loaded the model before
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 from safetensors.torch import load_file, save_file
 
 from tests.engine.conftest import HOST_TABLES
@@ -123,15 +123,24 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- making -------------------------------------------------------------------------------------------------
 
-    @initialize(target=items)
-    def begin(self) -> Item:
+    @initialize(target=items, strength=st.sampled_from([0.3, 0.8]))
+    def begin(self, strength: float) -> Any:
+        """A model, with a LoRA, and both of them placed: most mistakes need these."""
         self._write(0)
-        return self._new(self.workshop.load(self.file), ("file", 0))
+        plain = self._new(self.workshop.load(self.file), ("file", 0))
+        with_lora = self.lora(plain, "lora", strength)
+        return multiple(plain, with_lora, self.place(plain, 0), self.place(with_lora, 0))
 
-    @precondition(lambda self: len({id(item.patcher.model) for item in self.all}) < 4)
-    @rule(target=items)
-    def load(self) -> Item:
-        return self._new(self.workshop.load(self.file), ("file", self.version))
+    @rule(target=items, item=items, copy=st.booleans())
+    def load(self, item: Item, copy: bool) -> Item:
+        """From the file; or as the host makes a copy for another device, for which it reads the file again, too."""
+        if len({id(item.patcher.model) for item in self.all}) > 3:
+            return item
+        if not copy or not self.studio.simulated:
+            return self._new(self.workshop.load(self.file), ("file", self.version))
+        device = torch.device(self.studio.accelerators[1])
+        copied = item.patcher.deepclone_multigpu(new_load_device=device)
+        return self._new(copied, _with_base(item.recipe, self.version))
 
     @rule(target=items, item=items, how=st.integers(0, 3))
     def place(self, item: Item, how: int) -> Item:
@@ -150,14 +159,6 @@ class EngineMachine(RuleBasedStateMachine):
         merged = self._or_told(one, two, do=lambda: self.workshop.merged(one.patcher, two.patcher, 0.5))
         return one if merged is None else self._new(merged, ("merge", one.recipe, two.recipe, 0.5))
 
-    @precondition(lambda self: self.studio.simulated)
-    @rule(target=items, item=items)
-    def copy_for_another_device(self, item: Item) -> Item:
-        """The host reads the file again for it: the copy has whatever the file holds now."""
-        device = torch.device(self.studio.accelerators[1])
-        copy = item.patcher.deepclone_multigpu(new_load_device=device)
-        return self._new(copy, _with_base(item.recipe, self.version))
-
     @rule(item=consumes(items))
     def drop(self, item: Item) -> None:
         self.all.remove(item)
@@ -172,10 +173,16 @@ class EngineMachine(RuleBasedStateMachine):
         assert drawn is None or torch.equal(drawn, expected), f"{item.recipe} draws something else"
         self._count()
 
-    @rule()
-    def draw_the_newest(self) -> None:
-        if self.all:
-            self.draw(self.all[-1])
+    @rule(one=items, two=items)
+    def draw_two(self, one: Item, two: Item) -> None:
+        self.draw(one)
+        self.draw(two)
+
+    @rule(one=items, two=items)
+    def draw_one_free_and_draw(self, one: Item, two: Item) -> None:
+        self.draw(one)
+        self.free("all")
+        self.draw(two)
 
     @rule(item=items)
     def save(self, item: Item) -> None:
@@ -186,23 +193,16 @@ class EngineMachine(RuleBasedStateMachine):
             assert saved.keys() == expected.keys() and not differ, f"{item.recipe} is saved with other {differ[:3]}"
         self._count()
 
-    @rule()
-    def unload(self) -> None:
-        self.studio.unload()
-        self._count()
-
-    @rule(megabytes=st.sampled_from([1, 10, 30]))
-    def give_some_back(self, megabytes: int) -> None:
-        """The host needs room on the compute device for something else."""
+    @rule(how=st.sampled_from(["all", "1", "10", "30"]))
+    def free(self, how: str) -> None:
+        """All models, or so many megabytes that the host needs for something else."""
         import comfy.model_management as memory
 
-        device = memory.get_torch_device()
-        memory.free_memory(memory.get_free_memory(device) + (megabytes << 20), device)
-        self._count()
-
-    @rule()
-    def between_prompts(self) -> None:
-        self.studio.settle()
+        if how == "all":
+            self.studio.unload()
+        else:
+            device = memory.get_torch_device()
+            memory.free_memory(memory.get_free_memory(device) + (int(how) << 20), device)
         self._count()
 
     @rule(how=st.sampled_from(["touched", "overwritten", "replaced"]))
@@ -241,10 +241,10 @@ class EngineMachine(RuleBasedStateMachine):
             return None
 
     def _count(self) -> None:
-        """Every loaded model rests where its plan says, and nothing else is on a device or pinned."""
+        """At the end of a prompt every loaded model rests where its plan says, and nothing else is on a device."""
         import comfy.model_management as memory
 
-        gc.collect()
+        self.studio.settle()
         expected: Counter[str] = Counter()
         for entry in memory.current_loaded_models:
             resting = self.studio.resting(entry.model)
@@ -256,8 +256,9 @@ class EngineMachine(RuleBasedStateMachine):
                 expected[str(plan.compute)] += plan.ring_bytes
         if not self.studio.simulated:
             return
-        for item in self.all:
-            expected.update(_handed_out(item.patcher))
+        handed_out = {key: its for item in self.all for key, its in _handed_out(item.patcher).items()}
+        for device, count in handed_out.values():
+            expected[device] += count
         for device in self.studio.accelerators:
             used = self.studio.world.allocated(device)
             assert used <= expected[device] + HOST_TABLES + SLACK, f"{used} bytes on {device}, {expected[device]} known"
@@ -265,6 +266,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.studio.world.pinned_bytes() == 0, "pinned, and nothing is loaded"
 
     def teardown(self) -> None:
+        for item in self.all:  # the bundle holds them until the next sequence
+            item.patcher = None
         self.all.clear()
         self.tampered.clear()
         self.studio.settle()
@@ -278,12 +281,20 @@ def _with_base(recipe: Recipe, version: int) -> Recipe:
     return ("file", version) if kind == "file" else (kind, _with_base(rest[0], version), *rest[1:])
 
 
-def _handed_out(patcher: Any) -> Counter[str]:
-    """Bytes by device of the weights of other models that a merge holds."""
-    count: Counter[str] = Counter()
-    for patches in patcher.patches.values():
-        for patch in patches:
-            value = patch[1]
-            if isinstance(value, list) and value and isinstance(value[0], tuple):
-                count[str(value[0][0].device)] += value[0][0].nbytes
-    return count
+def _handed_out(patcher: Any) -> dict[int, tuple[str, int]]:
+    """The weights of other models that patches hold, those included that are in weights which cannot be restored."""
+    kept = [getattr(original, "patches", ()) for original in patcher.backup.values()]
+    return {
+        tensor.data_ptr(): (str(tensor.device), tensor.nbytes)
+        for patches in [*patcher.patches.values(), *kept]
+        for patch in patches
+        for tensor in _tensors(patch[1])
+    }
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)

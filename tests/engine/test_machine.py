@@ -14,4 +14,4 @@ from tests.machines import explore
 @pytest.mark.timeout(0)
 def test_any_order(studio: Studio, tmp_path: Path) -> None:
     workshop = Workshop(studio, tmp_path)
-    explore(lambda: EngineMachine(workshop), few=8, steps=14)
+    explore(lambda: EngineMachine(workshop), few=30, steps=15)

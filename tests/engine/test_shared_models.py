@@ -127,6 +127,22 @@ def test_a_merge_does_not_see_later_loras(studio: Studio) -> None:
 
 
 @pytest.mark.accelerator
+def test_a_merge_holds_no_memory_of_whole_blocks(studio: Studio) -> None:
+    """It is handed the biases as they rest on the donor, and the weights, which a LoRA has changed, from the file."""
+    from comfy_extras.nodes_model_merging import ModelMergeSimple
+
+    model = studio.flux()
+    donor = studio.accelerators[1]
+    placed = studio.place(model, f"{donor},60%;cpu,*")
+    studio.latent(studio.lora(placed, 0.8))
+    before = studio.world.allocated(donor)
+    merge = ModelMergeSimple().merge(studio.lora(placed, 0.8), model, 0.5)[0]
+    studio.latent(placed)
+    assert studio.world.allocated(donor) < 1.2 * before
+    del merge
+
+
+@pytest.mark.accelerator
 def test_nothing_stays_behind_when_an_unplaced_patcher_takes_over(studio: Studio) -> None:
     """E4: the placed patcher's devices are empty as soon as an unplaced one has the model, and after an unload."""
     model = studio.flux()

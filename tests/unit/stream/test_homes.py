@@ -71,12 +71,29 @@ def test_what_somebody_was_handed_keeps_its_contents(module: torch.nn.Module, na
     contents = handed.clone()
     del parameter
     ours = torch.full_like(module.weight, 3.0)
-    assert not block.write("weight", ours), "refused"
-    assert block.is_home() and not torch.equal(module.weight, ours), "and nothing is changed"
-    relocate(block, weight=ours)
+    if not block.write("weight", ours):
+        assert block.is_home() and not torch.equal(module.weight, ours), "refused, and nothing is changed"
+        relocate(block, weight=ours)
     assert torch.equal(module.weight, ours) and torch.equal(handed, contents) and block.is_home()
-    assert block.write("weight", ours + 1), "the new memory is nobody else's"
+    block.write("weight", ours + 1)
     assert torch.equal(handed, contents)
+
+
+def test_a_held_parameter_that_changes_keeps_only_its_own_memory(module: torch.nn.Module) -> None:
+    block = homed(module)
+    weight, before = module.weight, module.weight.clone()
+    assert block.write("weight", before + 1), "nobody else has the room any more"
+    assert torch.equal(weight, before) and torch.equal(module.weight, before + 1)
+    assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+def test_a_held_parameter_that_does_not_change_moves_with_its_block(module: torch.nn.Module) -> None:
+    """Otherwise a bias of a few bytes would keep the memory of the whole block allocated."""
+    block = homed(module)
+    bias = module.bias
+    assert not block.write("weight", torch.full((4, 8), 3.0))
+    relocate(block, weight=torch.full((4, 8), 3.0))
+    assert module.bias is bias and bias.untyped_storage().data_ptr() == block.room.flat.data_ptr()
 
 
 def test_memory_that_was_handed_out_can_be_written_once_it_is_given_back(module: torch.nn.Module) -> None:
