@@ -61,12 +61,9 @@ class ModelState:
         for key, original in [*self.backup.items()]:
             if isinstance(original, FileOriginal | KeptOriginal):
                 try:
-                    weight = original.weight
+                    self.restore(key)
                 except HostError:
                     lost[key] = original
-                    continue
-                self.rewrite(key, weight)
-                del self.backup[key]
         return lost
 
     def weight(self, key: str) -> torch.Tensor:
@@ -75,9 +72,19 @@ class ModelState:
         weight: torch.Tensor = getattr(self.modules[block], name)
         return weight
 
-    def rewrite(self, key: str, tensor: torch.Tensor) -> None:
+    def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
         block, name = _split(key)
-        self.residence.rewrite(block, self.modules[block], name, tensor)
+        self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
+
+    def restore(self, key: str) -> None:
+        """Take all patches out of a weight. Raises HostError if its original is out of reach."""
+        original = self.backup[key]
+        if isinstance(original, FileOriginal):
+            with original.reading() as weight:
+                self.rewrite(key, weight, ours=False)
+        else:
+            self.rewrite(key, original.weight)
+        del self.backup[key]
 
 
 class ModelStates:

@@ -10,10 +10,12 @@ in the weights, whoever patched or restored them last.
 from __future__ import annotations
 
 import json
+import mmap
 import os
-import threading
+import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,36 +48,45 @@ class TensorFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file = Path(path).open("rb")  # noqa: SIM115  closed with the last original that needs it
-        weakref.finalize(self, self._file.close)
-        self._stamp = self._status()
-        self._lock = threading.Lock()
-        length = int.from_bytes(self._file.read(8), "little")
-        self._header: dict[str, Any] = json.loads(self._file.read(length))
+        with Path(path).open("rb") as file:
+            self._descriptor = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._descriptor)
+            self._stamp = self._status()
+            length = min(int.from_bytes(file.read(8), "little"), self._stamp[0])
+            self._header: dict[str, Any] = json.loads(file.read(length))
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._data = 8 + length
 
     def __contains__(self, name: str) -> bool:
-        return name in self._header and self._header[name].get("dtype") in _DTYPES
+        entry = self._header.get(name, {})
+        return entry.get("dtype") in _DTYPES and 0 not in entry["shape"]
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor of the file. Raises HostError if the file's contents may have changed since it was opened."""
+    @contextmanager
+    def reading(self, name: str) -> Iterator[torch.Tensor]:
+        """A tensor of the file, in the file's own pages, to be copied at once.
+
+        Raises HostError if the file's contents may have changed since it was opened, before or meanwhile.
+        """
         entry = self._header[name]
         begin, end = entry["data_offsets"]
-        with torch.inference_mode(False):
-            flat = torch.empty(end - begin, dtype=torch.uint8)
-        with self._lock:
-            self._file.seek(self._data + begin)
-            count = self._file.readinto(flat.numpy())  # type: ignore[arg-type]  # an array is a buffer
-        if count != end - begin or self._status() != self._stamp:
+        dtype = _DTYPES[entry["dtype"]]
+        self._check(name)
+        with torch.inference_mode(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the pages cannot be written: nobody does
+            count = (end - begin) // dtype.itemsize
+            tensor = torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=self._data + begin)
+        yield tensor.reshape(entry["shape"])
+        self._check(name)
+
+    def _check(self, name: str) -> None:
+        if self._status() != self._stamp:
             raise HostError(
                 f"{self.path} has changed on disk since it was loaded, so {name} cannot be restored without its LoRA; "
                 "choose Unload Models and Execution Cache, then run the workflow again"
             )
-        with torch.inference_mode(False):
-            return flat.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
 
     def _status(self) -> tuple[int, int]:
-        status = os.fstat(self._file.fileno())
+        status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
 
@@ -91,9 +102,15 @@ class FileOriginal:
 
     @property
     def weight(self) -> torch.Tensor:
-        """Raises HostError if the file has changed."""
-        with torch.inference_mode(False):
-            return self.file.read(self.name).to(self.dtype)
+        """A copy of its own. Raises HostError if the file has changed."""
+        with self.reading() as stored, torch.inference_mode(False):
+            return stored.clone()
+
+    @contextmanager
+    def reading(self) -> Iterator[torch.Tensor]:
+        """The weight, to be copied at once. Raises HostError if the file has changed."""
+        with self.file.reading(self.name) as stored, torch.inference_mode(False):
+            yield stored.to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,7 @@ class ModelFiles:
 
     def __init__(self, patcher: Any) -> None:
         init = getattr(patcher, "cached_patcher_init", None)
-        self._files = [TensorFile(path) for path in _paths(init[1])] if init else []
+        self._files = [file for path in _paths(init[1] if init else ()) if (file := _opened(path)) is not None]
 
     def original(self, key: str, weight: torch.Tensor, patches: Patches) -> Original:
         """How to get `weight` (the unpatched one of the host's key `key`) back once it holds `patches`."""
@@ -150,12 +167,20 @@ def _paths(arguments: Any) -> Iterator[str]:
             yield from _paths(argument)
 
 
+def _opened(path: str) -> TensorFile | None:
+    """None if what lies there now is no such file: then it holds none of the model's weights."""
+    try:
+        return TensorFile(path)
+    except (OSError, ValueError):
+        return None
+
+
 def _holds(file: TensorFile, name: str, weight: torch.Tensor) -> bool:
     """Whether the file's tensor, cast as a loader would, is `weight` bit for bit."""
     if type(weight) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    stored = file.read(name)
-    if stored.shape != weight.shape:
-        return False
-    mine, theirs = weight.detach().contiguous(), stored.to(weight.device).to(weight.dtype).contiguous()
-    return torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+    with file.reading(name) as stored:
+        if stored.shape != weight.shape:
+            return False
+        mine, theirs = weight.detach().contiguous(), stored.to(weight.device).to(weight.dtype).contiguous()
+        return torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))

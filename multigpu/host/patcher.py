@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import comfy.utils
@@ -238,11 +239,15 @@ class PlacedPatcher:
         files = ModelFiles(self)
         state.residence.changing()
         for key in [*stale, *fresh]:
-            if key in self.backup:
-                state.rewrite(key, self.backup[key].weight)
-                del self.backup[key]
+            original = self.backup.get(key)
+            if original is not None:
+                state.restore(key)
             if key in self.patches:
-                original = files.original(key, state.weight(key), tuple(self.patches[key]))
+                patches = tuple(self.patches[key])
+                if isinstance(original, FileOriginal | KeptOriginal):
+                    original = replace(original, patches=patches)
+                else:
+                    original = files.original(key, state.weight(key), patches)
                 patched = self.patch_weight_to_device(  # type: ignore[attr-defined]
                     key, device_to=self.load_device, return_weight=True
                 )

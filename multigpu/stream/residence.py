@@ -75,16 +75,20 @@ class Residence:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
         return self.plan is not None and all(block.is_home() for block in self._homed.values())
 
-    def rewrite(self, block: str, module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-        """Give one tensor of a block new contents. Only between `changing` and `changed`; `tensor` is ours from now on.
+    def rewrite(
+        self, block: str, module: torch.nn.Module, name: str, tensor: torch.Tensor, *, ours: bool = True
+    ) -> None:
+        """Give one tensor of a block new contents. Only between `changing` and `changed`.
 
+        `tensor` is ours from now on, and may become the module's own, unless `ours` is false: then it is copied.
         It stays where it rests: at home, otherwise on the compute device, or in RAM if no plan is in force. Bytes that
         somebody else was handed stay as they are: then the block moves to other memory on the same device.
         """
         homed = self._homed.get(block)
         if homed is None or not homed.is_home():
             slots: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
-            here = _on(tensor, self.compute if self.plan is not None else RAM)
+            device = self.compute if self.plan is not None else RAM
+            here = _on(tensor, device) if ours else copy_to(tensor, device)
             slots[name] = as_parameter(here) if isinstance(slots[name], torch.nn.Parameter) else here
         elif not homed.write(name, tensor):
             laid, size = lay_out_block(module, {name: tensor})

@@ -135,7 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
     def load(self, item: Item, copy: bool) -> Item:
         """From the file; or as the host makes a copy for another device, for which it reads the file again, too."""
         if len({id(item.patcher.model) for item in self.all}) > 3:
-            return item
+            return self._new(item.patcher, item.recipe)
         if not copy or not self.studio.simulated:
             return self._new(self.workshop.load(self.file), ("file", self.version))
         device = torch.device(self.studio.accelerators[1])
@@ -157,7 +157,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(target=items, one=items, two=items)
     def merge(self, one: Item, two: Item) -> Item:
         merged = self._or_told(one, two, do=lambda: self.workshop.merged(one.patcher, two.patcher, 0.5))
-        return one if merged is None else self._new(merged, ("merge", one.recipe, two.recipe, 0.5))
+        if merged is None:
+            return self._new(one.patcher, one.recipe)
+        return self._new(merged, ("merge", one.recipe, two.recipe, 0.5))
 
     @rule(item=consumes(items))
     def drop(self, item: Item) -> None:
@@ -249,8 +251,8 @@ class EngineMachine(RuleBasedStateMachine):
         for entry in memory.current_loaded_models:
             resting = self.studio.resting(entry.model)
             expected.update(resting)
-            plan = getattr(entry.model, "placed", None) and self.studio.states.of(entry.model).residence.plan
-            if plan:
+            plan = self.studio.states.of(entry.model).residence.plan
+            if plan is not None:
                 planned = {str(home): count for home, count in plan.bytes_by_home().items() if count}
                 assert resting == planned, f"{resting} where {planned} was planned"
                 expected[str(plan.compute)] += plan.ring_bytes

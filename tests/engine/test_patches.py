@@ -68,7 +68,7 @@ def test_a_change_touches_only_patched_blocks(studio: Studio) -> None:
     state = studio.states.of(placed)
     written: list[str] = []
     rewrite = state.residence.rewrite
-    state.residence.rewrite = lambda block, *rest: (written.append(block), rewrite(block, *rest))  # type: ignore[method-assign,func-returns-value]
+    state.residence.rewrite = lambda block, *rest, **how: (written.append(block), rewrite(block, *rest, **how))  # type: ignore[method-assign,func-returns-value]
     patched = studio.lora(placed, 0.5)
     studio.latent(patched)
     assert sorted(written) == sorted(key.rpartition(".")[0] for key in patched.patches)

@@ -120,8 +120,7 @@ def check_model(check: Checks, path: str, forward: host.Forward, dtype: torch.dt
         torch.cuda.memory_allocated() < 64 << 20,
         f"{torch.cuda.memory_allocated() / 1e6:.1f} MB",
     )
-    left = states.of(placed).residence.pinned_bytes
-    check(f"{name}: no page left pinned", left == 0, f"{left} bytes")
+    check(f"{name}: no page left pinned", states.of(placed).residence.idle)
 
 
 def main() -> int:

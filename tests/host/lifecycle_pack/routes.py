@@ -17,14 +17,14 @@ from server import PromptServer
 from . import nodes
 
 
-def _module(name: str) -> Any:
-    """A module of the pack under test, as ComfyUI loaded it."""
+def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
+    """A module of the pack under test, as ComfyUI loaded it; or one that lies beside the module `of`."""
     for loaded in list(sys.modules):
-        if loaded.endswith("multigpu.multigpu.runtime"):
-            package = loaded.removesuffix(".runtime")
-            __import__(f"{package}.{name}")
-            return sys.modules[f"{package}.{name}"]
-    raise LookupError("the pack under test is not loaded")
+        if loaded.endswith(of):
+            beside = f"{loaded.rpartition('.')[0]}.{name}"
+            __import__(beside)
+            return sys.modules[beside]
+    raise LookupError(f"{of} is not loaded")
 
 
 def _sum(model: torch.nn.Module) -> float:
@@ -62,11 +62,12 @@ def _add_looking(routes: web.RouteTableDef) -> None:
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:
-        """Every model that is in memory, loaded or not: class, id, and a number that its weights decide."""
+        """Every model that is in memory, loaded or not: class, its number, and what its weights add up to."""
         gc.collect()
         patchers = [thing for thing in gc.get_objects() if isinstance(thing, ModelPatcher)]
-        models = {id(patcher.model): patcher.model for patcher in patchers}
-        return web.json_response([(type(model).__name__, id(model), _sum(model)) for model in models.values()])
+        number = _module("routes", of="multigpu_debug.routes").number
+        models = {number(patcher.model): patcher.model for patcher in patchers}
+        return web.json_response([(type(model).__name__, its, _sum(model)) for its, model in models.items()])
 
     @routes.get("/lifecycle/waiting")
     async def waiting(_: web.Request) -> web.Response:

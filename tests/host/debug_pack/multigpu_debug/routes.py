@@ -58,9 +58,9 @@ def _row(loaded: Any) -> dict[str, Any]:
     model = patcher.model
     return {
         "alive": True,
-        "patcher_id": _number(patcher),
+        "patcher_id": number(patcher),
         "patcher_class": type(patcher).__name__,
-        "model_id": _number(model),
+        "model_id": number(model),
         "model_class": type(model).__name__,
         "load_device": str(patcher.load_device),
         "offload_device": str(patcher.offload_device),
@@ -74,7 +74,7 @@ def _row(loaded: Any) -> dict[str, Any]:
     }
 
 
-def _number(thing: object) -> int:
+def number(thing: object) -> int:
     """A number for an object that no later one gets; Python gives the `id` of an object that is gone to another."""
     return _numbers.setdefault(thing, next(_count))
 

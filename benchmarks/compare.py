@@ -1,0 +1,95 @@
+"""This tree against another one: what a placed Flux-shaped model costs to load, change, run and free, as ratios.
+
+    git worktree add /tmp/before COMMIT
+    python benchmarks/compare.py /tmp/before [--dynamic] [--streamed 50] [--rounds 2] [--small]
+
+Both trees are measured in turns, each time in a new process; the least of all rounds counts. Needs one NVIDIA GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parents[1]
+
+
+def measure(tree: str, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds for each thing that a user waits for, with the package of `tree`."""
+    sys.path[:0] = [tree, str(HERE / "tests" / "gpu")]
+    import multigpu.plan  # before `bench_host` puts its own tree in front
+
+    assert str(Path(multigpu.plan.__file__)).startswith(tree), multigpu.plan.__file__
+    import bench_host as host
+    import check_engine
+    import torch
+
+    host.start(options.host, options.dynamic)
+    from multigpu.host.model_states import ModelStates
+    from multigpu.host.placement import host_budgets, place, plan_for
+    from multigpu.plan import CPU, DeviceId, parse_request
+
+    shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
+    path = host.flux_file(options.small, shape)
+    forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
+    states = ModelStates()
+    result: dict[str, float] = {}
+
+    def seconds(what: str, do: Callable[[], Any]) -> Any:
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        value = do()
+        torch.cuda.synchronize()
+        result[what] = time.perf_counter() - begin
+        return value
+
+    patcher = host.load(path)
+    budgets = host_budgets([DeviceId("cuda", 0), CPU])
+    request = parse_request(f"cuda:0,{100 - options.streamed}%;cpu,*")
+    placed = place(patcher, plan_for(patcher, request, budgets), states)
+    patched, changed = check_engine.lora(placed, 0.7), check_engine.lora(placed, 0.4)
+    seconds("first load", lambda: host.load_on_device(placed))
+    result["step"] = forward.seconds(placed)
+    seconds("LoRA on", lambda: host.load_on_device(patched))
+    seconds("LoRA changed", lambda: host.load_on_device(changed))
+    result["step with LoRA"] = forward.seconds(changed)
+    seconds("LoRA off", lambda: host.load_on_device(placed))
+    seconds("free", host.unload)
+    seconds("load again", lambda: host.load_on_device(placed))
+    host.unload()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other")
+    parser.add_argument("--dynamic", action="store_true")
+    parser.add_argument("--host")
+    parser.add_argument("--streamed", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--tree", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.tree:
+        print(json.dumps(measure(options.tree, options)))
+        return
+    trees = {"this": str(HERE), "other": str(Path(options.other).resolve())}
+    best: dict[str, dict[str, float]] = {name: {} for name in trees}
+    for _ in range(options.rounds):
+        for name, tree in trees.items():
+            command = [sys.executable, __file__, *sys.argv[1:], "--tree", tree]
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            for what, value in json.loads(said.splitlines()[-1]).items():
+                best[name][what] = min(value, best[name].get(what, value))
+    for what, other in best["other"].items():
+        print(f"{what:16} {best['this'][what]:8.4f} s, other {other:8.4f} s, ratio {best['this'][what] / other:.3f}")
+
+
+if __name__ == "__main__":
+    main()
