@@ -85,6 +85,7 @@ def main() -> None:
         for name, tree in trees.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--tree", tree]
             said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            print(name, said.splitlines()[-1], flush=True)
             for what, value in json.loads(said.splitlines()[-1]).items():
                 best[name][what] = min(value, best[name].get(what, value))
     for what, other in best["other"].items():

@@ -209,7 +209,8 @@ class FreeFlow:
         self._stop_waiting()
         self._tidy()
         self.retention.ledger.release_cycle(unless_recorded=True)
-        if self._on and self.retention.prompt_started(prompt_id):
+        prompt = self.retention.prompt_started(prompt_id)
+        if self._on and self.retention.take_words(prompt):
             self._said = True
 
     def _prompt_ended(self) -> None:

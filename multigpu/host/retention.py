@@ -71,16 +71,25 @@ class Retention:
         self._spoken: dict[str, Spoken] = {}
         """By the node's signature: while the host remembers what the node made, it need not run to say it again."""
         self._until_end: list[Any] = []
-        """Models that this prompt does not keep any more. They are held until it is over: it may still ask for them."""
+        """Models that the running prompt asks for, or does not keep any more. They are held until it is over, so that
+        the host does not forget them before a node that has changed nothing but its choice asks for them again."""
 
     # -- words ------------------------------------------------------------------------------------------------
 
-    def prompt_started(self, prompt_id: str) -> bool:
+    def prompt_started(self, prompt_id: str) -> Prompt:
+        """Hold, until it is over, what our nodes in the prompt ask for and what was made for the same before."""
+        prompt = self.prompts.start(prompt_id)
+        asked_for = {prompt.signature(node_id, without=(KEEP_LOADED,)) for node_id, _ in self.prompts.words(prompt)}
+        found = [spoken.living() for spoken in self._spoken.values() if spoken.asked_for in asked_for]
+        self._until_end += [patcher.model for patchers in found for patcher in patchers]
+        self.settle()
+        return prompt
+
+    def take_words(self, prompt: Prompt) -> bool:
         """Take the words of all nodes of the prompt, those included that will not run because nothing has changed.
 
         Whether any concerned a model.
         """
-        prompt = self.prompts.start(prompt_id)
         said = [
             (patcher, spoken.wanted if wanted is None else wanted, node_id)
             for node_id, wanted in self.prompts.words(prompt)
@@ -154,10 +163,10 @@ class Retention:
             patcher.model for its in self._spoken.values() if its.asked_for == asked_for for patcher in its.living()
         ]
         for old in {id(old): old for old in older}.values():
-            if old is not model and self.ledger.anchored(old):
+            if old is not model and standing(old) is Standing.PINNED:
                 self._words.pop(old, None)
                 _set_flag(old, Standing.UNMANAGED)
-                self.ledger.release(old)
+                self._release(old)
                 log.info("[MultiGPU] an older copy of %s is no longer kept", type(old).__name__)
 
     # -- what is held -----------------------------------------------------------------------------------------
@@ -194,6 +203,10 @@ class Retention:
         self.reconcile()
         self.ledger.settle([*self.pinned(), *self._until_end, *for_this_cycle])
 
+    def _release(self, model: Any) -> None:
+        self._until_end = [its for its in self._until_end if its is not model]
+        self.ledger.release(model)
+
     # -- handing back -----------------------------------------------------------------------------------------
 
     def load_once(self, key: str, values: dict[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
@@ -201,9 +214,12 @@ class Retention:
 
         `values` are the inputs it is made from, which may name files.
         """
+        older = self.ledger.made(key)
         found = self.ledger.hand_back(key)
         if found is not None:
             return tuple(slot[0] for slot in found)
+        while older:  # they go before their successors are loaded
+            self._release(older.pop())
         loaded = tuple(load())
         self.ledger.remember(key, [[value] for value in loaded], stamps_of(_patchers(loaded), [values]))
         return loaded
@@ -228,8 +244,8 @@ class Retention:
         loaders = {its for its in upstream if _share(self.ledger.made(its), models)}
         outputs = None if self._runs_again(prompt, node_id, loaders) else self.ledger.hand_back(key, version)
         if outputs is None and not loaders:  # whoever loaded these is not known, and is about to do it again
-            for model in models:
-                self.ledger.release(model)
+            while models:
+                self._release(models.pop())
         return outputs
 
     def _runs_again(self, prompt: Prompt, node_id: str, loaders: set[str]) -> bool:

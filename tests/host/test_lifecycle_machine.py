@@ -15,4 +15,13 @@ from tests.machines import explore
 def test_any_order(start_host: StartHost, tmp_path_factory: pytest.TempPathFactory, cache: str) -> None:
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", *CACHES[cache])).server)
+    _model_is_held_until_its_node_runs(LifecycleMachine(own, cache))
     explore(lambda: LifecycleMachine(own, cache), few=5, steps=15)
+
+
+def _model_is_held_until_its_node_runs(state: LifecycleMachine) -> None:
+    """Found by the machine: the host forgot a model before the loader ran whose choice alone had changed."""
+    ours, placed, unknown, plain = (f"{kind}.safetensors" for kind in ("ours", "placed", "unknown", "plain"))
+    state.begin()
+    state.run(source="workflow x", words={ours: "default", unknown: "keep", plain: "default"})
+    state.run(source="client a", words={placed: "eject", ours: "eject", unknown: "default"})

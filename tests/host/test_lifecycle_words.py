@@ -334,3 +334,13 @@ def test_changing_a_place_nodes_word_reads_and_moves_nothing(keeper: Keeper) -> 
         assert keeper.objects() == before
     keeper.free(**BOTH)
     assert alive(keeper) == []
+
+
+@pytest.mark.parametrize("word", ["default", "eject"])
+def test_a_kept_model_whose_file_changed_goes_when_its_successor_comes(keeper: Keeper, altered: Any, word: str) -> None:
+    keeper.run({**loaded_by("keep"), "other": node("VAELoader", vae_name="toy_wan_vae.safetensors")}, client_id="one")
+    old = {number for _, number, _ in alive(keeper)}
+    altered("vae/toy_taef1.safetensors")
+    keeper.run(loaded_by(word), client_id="two")
+    assert [kind for kind, _, _ in alive(keeper)] == ["TAESD"]
+    assert not old & {number for _, number, _ in alive(keeper)}
