@@ -3,91 +3,93 @@
 from __future__ import annotations
 
 PLACE = """
-Connect it behind any loader, of ComfyUI or of another pack, and use its output instead of the loader's. Several nodes
-may place the outputs of one loader differently.
+Connect it after any loader, of ComfyUI or of another pack, and use its output instead of the loader's. Several place
+nodes after one loader may have different settings.
 
-- **auto** looks at the free memory when the node runs. What fits beside the room that inference needs stays on the
-  compute device; the rest goes to the fastest of the other devices.
-- **virtual VRAM** sends a fixed amount away, first to the first donor, then to the next.
-- **expert** takes an allocation such as `cuda:0,8gb;cuda:1,4gb;cpu,*`. `docs/allocation.md` in the pack's folder has
-  the whole grammar.
+- **auto** looks at the free memory when the node runs and leaves some of it for inference. The weights that fit into
+  the rest stay on the compute device; the others go to the fastest of the other devices.
+- **virtual VRAM** moves a fixed number of gigabytes from the compute device to the donors. The first donor is filled
+  first.
+- **expert** takes an allocation such as `cuda:0,8gb;cuda:1,4gb;cpu,*`. `docs/allocation.md` in the pack's folder
+  describes what you can write.
 
-Weights that rest elsewhere are copied to the compute device just before they are used, so the picture is the same.
-ComfyUI's log has one line that says what went where; the bytes are counted after loading, and the run stops if they are
-not where they should be.
+Weights that rest on other devices are copied to the compute device just before they are used. The picture is the same
+as with all weights on one device. After loading, the bytes on each device are counted. ComfyUI's log has one line that
+says what is where; if the bytes differ from the plan, the run stops with an error.
 
-A compute device other than the loader's means that the model is read again (or copied, when its loader does not say
-how), because one copy of the weights cannot be in two places. While nothing leaves the compute device, ComfyUI's own
-loading stays in charge, DynamicVRAM included.
+If the compute device is not the one that the loader chose, the model is read from its file again (or its weights are
+copied, if ComfyUI cannot repeat the loading), so that the loader's output keeps its own weights. If all weights stay on
+the compute device, ComfyUI's own loading is used, DynamicVRAM included.
 """
 
 CONTROL_NET = """
-A ControlNet that computes on another device than the diffusion model takes the latents over to its device and hands its
-answer back. T2I adapters and Control-LoRA follow the model by themselves and are refused or passed on as they are.
+If a ControlNet computes on another device than the diffusion model, the latents are copied to its device and its
+results back. T2I adapters and Control-LoRA always compute on the diffusion model's device; this node refuses them.
 """
 
 PLAIN = """
 Runs ComfyUI's own loader on the device you choose. Nothing else is different: same files, same result.
 
-New workflows: use ComfyUI's loader and one of the Place nodes.
+In new workflows, use ComfyUI's loader and one of the Place nodes.
 """
 
 SPREAD = """
-Runs ComfyUI's own loader and spreads the weights over devices. A text in `expert_mode_allocations` counts instead of
-`virtual_vram_gb` and `donor_device`.{of_several}
+Runs ComfyUI's own loader and spreads the weights over devices. If there is a text in `expert_mode_allocations`,
+`virtual_vram_gb` and `donor_device` are ignored.{of_several}
 
-`eject_models` unloads other models from the compute device once, when this node loads. Models with `keep_loaded` set to
-keep stay.
+`eject_models` unloads other models from the compute device once, when this node loads its own. Models with
+`keep_loaded` set to keep stay.
 
-New workflows: use ComfyUI's loader and one of the Place nodes.
+In new workflows, use ComfyUI's loader and one of the Place nodes.
 """
 
-OF_SEVERAL = " The diffusion model is spread; text encoder and VAE stay whole."
+OF_SEVERAL = " Only the diffusion model is spread; text encoder and VAE stay on one device."
 
 PARTS = """
 Reads each part of the checkpoint with ComfyUI's own functions, for the device that you choose for it. The results are
 those of ComfyUI's Load Checkpoint.
 
-New workflows: use ComfyUI's Load Checkpoint and a Place node behind each of its outputs.
+In new workflows, use ComfyUI's Load Checkpoint and a Place node after each of its outputs.
 """
 
 SPREAD_PARTS = """
 Reads each part of the checkpoint with ComfyUI's own functions, for the device that you choose for it, and spreads the
-weights of diffusion model and text encoder over devices; the VAE stays whole. For the diffusion model, a text in
-`unet_expert_mode_allocations` counts instead of `unet_virtual_vram_gb` and `unet_donor_device`; for the text encoder,
-one in `clip_expert_mode_allocations` instead of `clip_virtual_vram_gb` and `clip_donor_device`.
+weights of diffusion model and text encoder over devices; the VAE stays on one device. If there is a text in
+`unet_expert_mode_allocations`, `unet_virtual_vram_gb` and `unet_donor_device` are ignored; if there is one in
+`clip_expert_mode_allocations`, `clip_virtual_vram_gb` and `clip_donor_device` are ignored.
 
-`eject_models` unloads other models from the compute devices once, when this node loads. Models with `keep_loaded` set
-to keep stay.
+`eject_models` unloads other models from the compute devices once, when this node loads its own. Models with
+`keep_loaded` set to keep stay.
 
-New workflows: use ComfyUI's Load Checkpoint and a Place node behind each of its outputs.
+In new workflows, use ComfyUI's Load Checkpoint and a Place node after each of its outputs.
 """
 
 FREE = """
-What is freed at this point of the workflow stays freed until something needs it again. `docs/lifecycle.md` in the
-pack's folder tells who stays and who leaves.
+Unloaded models stay unloaded until a node needs them again. `docs/lifecycle.md` in the pack's folder says which models
+are unloaded.
 """
 
 REPORT = """
-Leave it alone on the canvas, or connect `value` to say when: the report is made once the value is there. The text
-appears on the node, and comes out as `report`.
+The node works without any connection. To get the report at a certain point of the workflow, connect `value`: the report
+is made after the connected node has run. The text appears on the node, and is its output `report`.
 
 - **RAM** and each device: what all programs use. *Cached by the allocator* is memory that ComfyUI's process has taken
   from the device and does not use.
-- **Loaded models**: what was said about each (`default`, `keep`, `eject`), where it computes, and the bytes of its
-  weights that were counted on each device. With DynamicVRAM the bytes on `cpu` are those of the file, which the system
-  reads and drops by itself; what is on the device is a copy of some of them.
-- **Held for later prompts**: models that stay although ComfyUI has forgotten the node that loaded them.
+- **Loaded models**: for each model the choice of `default`, `keep` or `eject`, where it computes, and the bytes of its
+  weights that were counted on each device. With DynamicVRAM the bytes on `cpu` are those of the model file, which the
+  operating system maps into memory; what is on the device is a copy of some of them.
+- **Held for later prompts**: the number of models that stay in memory even when ComfyUI's cache no longer has them.
 
-It runs every time, and so does what comes behind its output `value`. To look without that, connect its input alone.
+The node runs in every prompt, even if nothing has changed, and so do all nodes after it. To avoid that, leave its
+outputs unconnected.
 """
 
 SELECTOR = """
-For nodes of other packs that take a device by name.
+Use it for nodes of other packs that have an input for a device's name.
 """
 
 LOW_PRECISION = """
-Kept for old workflows. A LoRA is applied once, at full precision, whichever loader is used.
+Every loader now applies a LoRA once, at full precision, so this node does nothing special any more.
 """
 
 
@@ -100,11 +102,11 @@ NAMED = {
     "CheckpointLoaderAdvancedMultiGPU": PARTS,
     "CheckpointLoaderAdvancedDisTorch2MultiGPU": SPREAD_PARTS,
 }
-"""The nodes that share their text with no other."""
+"""The nodes that have a text of their own."""
 
 
 def help_text(node_id: str, outputs: int) -> str:
-    """The part that no schema can tell, for a node with so many outputs. A loader with several gives a checkpoint's."""
+    """The hand-written text for a node with `outputs` outputs. A loader with several outputs loads a checkpoint."""
     if node_id in NAMED:
         return NAMED[node_id].strip()
     if node_id.startswith("MultiGPUPlace"):

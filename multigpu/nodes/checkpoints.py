@@ -1,4 +1,4 @@
-"""Nodes of saved workflows that do not fit the table: checkpoints with a device per part, and two small ones."""
+"""Nodes of the archived pack that do not fit the table: checkpoints with a device per part, and two small ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
 
 PARTS = ("model", "clip", "vae")
-ABOUT = "Loads a checkpoint with a device of its own for each part."
-PRECISION_TIP = "Of no effect: a LoRA is always applied once, at full precision, on the compute device."
+ABOUT = "Loads a checkpoint, with a separate device for diffusion model, text encoder and VAE."
+PRECISION_TIP = "Has no effect: a LoRA is always applied once, at full precision, on the compute device."
 
 
 def checkpoint_nodes(runtime: Runtime) -> list[type[Any]]:
@@ -28,7 +28,7 @@ def checkpoint_nodes(runtime: Runtime) -> list[type[Any]]:
 
 
 def whole(device: str) -> Choice:
-    """All of it on one device."""
+    """A choice that puts all weights on one device."""
     return Choice(device, VirtualVram(0, (CPU,)))
 
 
@@ -95,7 +95,7 @@ def _advanced_spread(io: Any, runtime: Runtime) -> type[Any]:
 
 
 def _low_precision(io: Any, runtime: Runtime) -> type[Any]:
-    """The archived pack had two ways to apply a LoRA; there is one now, so this is the host's loader."""
+    """The archived pack had two ways to apply a LoRA. There is only one now: this node just calls the host's loader."""
     from ..host import loaders
 
     def schema() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _low_precision(io: Any, runtime: Runtime) -> type[Any]:
         return {
             "display_name": "Load Diffusion Model (LP)",
             "category": CATEGORY,
-            "description": "The same as ComfyUI's Load Diffusion Model, for old workflows.",
+            "description": "The same as ComfyUI's Load Diffusion Model, for workflows of the archived pack.",
             "inputs": names,
             "outputs": loaders.outputs_of("UNETLoader"),
         }
@@ -119,7 +119,7 @@ def _device_selector(io: Any, runtime: Runtime) -> type[Any]:
         return {
             "display_name": "Device Selector (MultiGPU)",
             "category": CATEGORY,
-            "description": "Gives the name of a device to nodes that have an input for one.",
+            "description": "Passes the name of a device to other nodes.",
             "inputs": [io.Combo.Input(table.DEVICE, options=runtime.inventory.labels())],
             "outputs": [io.Custom(table.DEVICE_SOCKET).Output(display_name=table.DEVICE)],
         }

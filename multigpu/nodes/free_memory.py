@@ -11,13 +11,13 @@ NODE_ID = "MultiGPUFreeMemory"
 FLAGGED, ALL_BUT_PINNED, RAM = "flagged models", "all but pinned", "RAM caches"
 
 DESCRIPTION = (
-    "Frees memory at this point of the workflow and passes its input through: connect it where everything that still "
-    "needs the models has already run."
+    "Frees memory at this point of the workflow and passes its input through. Connect it after the nodes that still "
+    "need the models, for example between the sampler and the VAE."
 )
 WHAT_TIP = (
-    "flagged models: unloads the models that were set to eject. all but pinned: unloads every model that was not set "
-    "to keep. RAM caches: drops the outputs that ComfyUI remembers from nodes that ran, as far as no node of this run "
-    "needs them; those nodes run again next time."
+    "flagged models: unloads the models that are set to eject. all but pinned: unloads every model that is not set "
+    "to keep. RAM caches: drops cached outputs that no node of this run needs any more; the nodes that made them run "
+    "again next time."
 )
 
 
@@ -34,7 +34,7 @@ def free_memory_nodes(runtime: Runtime) -> list[type[Any]]:
                 description=DESCRIPTION,
                 search_aliases=["multigpu", "unload", "eject", "vram", "purge"],
                 inputs=[
-                    io.AnyType.Input("value", tooltip="Anything. It comes out unchanged."),
+                    io.AnyType.Input("value", tooltip="Any output of another node. It is passed on unchanged."),
                     io.Combo.Input("free", options=[FLAGGED, ALL_BUT_PINNED, RAM], default=FLAGGED, tooltip=WHAT_TIP),
                 ],
                 outputs=[io.AnyType.Output(display_name="value")],

@@ -1,7 +1,7 @@
-"""The loader nodes that saved workflows of the archived pack (2.6.x) name: id, the host's node behind it, widgets.
+"""The loader nodes of the archived pack (2.6.x), which saved workflows name: id, host node that each calls, widgets.
 
-The ids, and the names, order and defaults of the widgets, are those of the archived pack; `tests/golden` freezes them.
-What is new comes after what was there.
+The ids, and the names, order and defaults of the widgets, are those of the archived pack; a test compares them with
+`tests/golden`. New widgets come after the old ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ DEVICE, COMPUTE = "device", "compute_device"
 class Loader:
     """One loader of the host, wrapped twice: `<target>MultiGPU` and `<target>DisTorch2MultiGPU`.
 
-    `spread` is what the archived pack called the widget of the compute device in the second, `eject` the default of
-    its `eject_models`. `title` is for people.
+    `spread` is the archived pack's name for the compute device widget of the second node, `eject` the default of that
+    node's `eject_models`. `title` is shown to users.
     """
 
     target: str
@@ -40,7 +40,7 @@ LOADERS = (
 )
 
 CHECKPOINT = "CheckpointLoaderSimple"
-"""Its choices and outputs are those of the two Advanced nodes, which have a device per part."""
+"""The two Advanced nodes, which have a device per part, have the file list and the outputs of this one."""
 
 CHECKPOINT_ADVANCED = "CheckpointLoaderAdvancedMultiGPU"
 CHECKPOINT_ADVANCED_SPREAD = "CheckpointLoaderAdvancedDisTorch2MultiGPU"

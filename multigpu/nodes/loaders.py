@@ -1,6 +1,7 @@
-"""The loader nodes of saved workflows: a host loader run on a chosen device, and placed where the node can say so.
+"""The loader nodes of the archived pack: each runs a loader of the host on a chosen device.
 
-One factory and the table in `loader_table`. They do what a host loader with a place node behind it does.
+The DisTorch2 ones also place what was loaded, as a place node would. All are made by one factory from the table in
+`loader_table`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..runtime import Runtime
 
 SPREAD_CATEGORY = f"{CATEGORY}/distorch_2"
-EJECT_TIP = "Unload other models from the compute device before this one is loaded. Models that are kept stay."
+EJECT_TIP = "Unload other models from the compute device before this one is loaded. Models that are set to keep stay."
 
 SPREAD = ("virtual_vram_gb", "donor_device", "expert_mode_allocations")
 """The widgets that say how weights are spread, in the archived pack's order."""
@@ -45,7 +46,7 @@ class Widgets:
         return self.io.Combo.Input(name, options=self.labels, default=self.first, optional=optional, tooltip=tip)
 
     def virtual(self, prefix: str = "", default: float = 4.0, *, optional: bool = True) -> list[Any]:
-        tip = "Gigabytes of weights that leave the compute device for the donor. 0: nothing leaves."
+        tip = "Gigabytes of weights that rest on the donor instead of the compute device. 0: none."
         size = self.io.Float.Input(
             f"{prefix}virtual_vram_gb", default=default, min=0.0, max=128.0, step=0.1, optional=optional, tooltip=tip
         )
@@ -54,7 +55,7 @@ class Widgets:
             options=self.labels,
             default="cpu",
             optional=optional,
-            tooltip="The device that takes them.",
+            tooltip="The device that holds these weights.",
         )
         return [size, donor]
 
@@ -78,7 +79,7 @@ def loader_nodes(runtime: Runtime) -> list[type[Any]]:
 def loader_node(
     io: Any, node_id: str, schema: Callable[[], dict[str, Any]], load: Load, keeps: bool = False
 ) -> type[Any]:
-    """A V3 node class. `schema` gives what differs between nodes and is asked anew each time: files come and go."""
+    """A V3 node class. `schema` gives what differs between nodes; it is called each time, because the files change."""
 
     class Loader(io.ComfyNode):
         KEEPS_LOADED = keeps
@@ -102,7 +103,7 @@ def loader_node(
             clip_donor_device: Any = None,
             keep_loaded: Any = None,
         ) -> bool | str:
-            """Devices of other machines are let through: running the node says which devices there are."""
+            """Accepts devices that this machine does not have; running the node then fails and lists those it has."""
             return keep_problem(keep_loaded)
 
         @classmethod
@@ -118,14 +119,17 @@ def loader_node(
 
 
 def defaults(inputs: list[Any]) -> dict[str, Any]:
-    """What optional widgets say when a workflow leaves them out."""
+    """The values of optional widgets that a workflow leaves out."""
     return {
         given.id: given.default for given in inputs if given.optional and getattr(given, "default", None) is not None
     }
 
 
 def kept(components: tuple[Any, ...], keep: str) -> tuple[Any, ...]:
-    """The components, kept or to be ejected as `keep` says. Raises InputError where that cannot be said of one."""
+    """The components, with `keep` set for the model in each.
+
+    Raises InputError if `keep` is not default and a component has no patcher.
+    """
     from ..host.components import has_patcher
 
     for component in components:
@@ -135,14 +139,17 @@ def kept(components: tuple[Any, ...], keep: str) -> tuple[Any, ...]:
 
 
 def once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
-    """What `load` makes of the values, or made of them before while that lives: `keep_loaded` alone loads nothing."""
+    """What `load` returns for the values, or what it returned for them before, if that still exists.
+
+    So a changed `keep_loaded`, which is not among the values, does not load the model again.
+    """
     if not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
-        return with_bar(values, load)  # an input that is a model: the host's own cache knows whether it is the same
+        return with_bar(values, load)  # for an input that is a model, only the host's cache knows whether it changed
     return load_once(node_id, values, lambda: with_bar(values, load))
 
 
 def with_bar(values: dict[str, Any], load: Load) -> tuple[Any, ...]:
-    """What `load` makes of the values, with the reading of the files they name shown in the node's progress bar."""
+    """What `load` returns for the values. The node's progress bar shows how much of the files they name is read."""
     from ..host.file_stamps import files_named
     from ..host.reading import reading
 
@@ -153,7 +160,7 @@ def with_bar(values: dict[str, Any], load: Load) -> tuple[Any, ...]:
 def loader_schema(
     target: str, title: str, category: str, description: str, widgets: Callable[[], list[Any]]
 ) -> Callable[[], dict[str, Any]]:
-    """What `loader_node` asks for: the inputs of the host's node, then ours; the outputs of the host's node."""
+    """The `schema` argument of `loader_node`: the inputs of the host's node, then ours; the host node's outputs."""
 
     def schema() -> dict[str, Any]:
         from ..host.loaders import inputs_of, outputs_of
@@ -173,13 +180,13 @@ def _plain(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
     from ..host.loaders import call
 
     def widgets() -> list[Any]:
-        return [Widgets(io, runtime.inventory.labels()).device(table.DEVICE, "it")]
+        return [Widgets(io, runtime.inventory.labels()).device(table.DEVICE, "the model")]
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         ours, own = split(values, table.DEVICE)
         return runtime.placer.loaded_on(ours[table.DEVICE], lambda on: call(loader.target, own, on))
 
-    title, about = f"{loader.title} (MultiGPU)", f"{loader.title}, for a device of your choice."
+    title, about = f"{loader.title} (MultiGPU)", f"{loader.title}, on a device of your choice."
     schema = loader_schema(loader.target, title, CATEGORY, about, widgets)
     return loader_node(io, f"{loader.target}MultiGPU", schema, load)
 
@@ -190,7 +197,7 @@ def _spread(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
     def widgets() -> list[Any]:
         make = Widgets(io, runtime.inventory.labels())
         switch = make.switch("eject_models", loader.eject, EJECT_TIP)
-        return [make.device(loader.spread, "it"), *make.virtual(), make.expert(), switch, keep_widget(io)]
+        return [make.device(loader.spread, "the model"), *make.virtual(), make.expert(), switch, keep_widget(io)]
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         ours, own = split(values, loader.spread, *SPREAD, "eject_models")
@@ -211,5 +218,5 @@ def split(values: dict[str, Any], *names: str) -> tuple[dict[str, Any], dict[str
 
 
 def read_choice(values: dict[str, Any], device: str, prefix: str = "") -> Choice:
-    """The choice behind the three widgets of saved workflows."""
+    """The choice that the three widgets in `SPREAD` mean."""
     return Choice(device, request_from_widgets(*(values[prefix + name] for name in SPREAD)))

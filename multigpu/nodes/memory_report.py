@@ -16,7 +16,7 @@ DESCRIPTION = (
     "Shows what is in memory at this point of the workflow: every device, RAM, and every loaded model with the devices "
     "on which its weights rest. Works alone, or between two nodes."
 )
-VALUE_TIP = "Anything, or nothing. It comes out unchanged; the report is made once it is there."
+VALUE_TIP = "Optional: any output of another node, passed on unchanged. The report is made after that node has run."
 
 
 def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
@@ -38,7 +38,7 @@ def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def fingerprint_inputs(cls, value: Any = None) -> float:
-            """Unlike any other: memory changes without any input changing."""
+            """NaN, which equals nothing, so that the node runs every time: memory changes though no input does."""
             return float("nan")
 
         @classmethod

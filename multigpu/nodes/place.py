@@ -1,4 +1,4 @@
-"""The place nodes: behind any loader of any pack, they say where a component computes and where its weights rest."""
+"""The place nodes: after any loader of any pack, they choose where a component computes and where its weights rest."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ if TYPE_CHECKING:
 CATEGORY = "multigpu"
 
 COMPUTE_TIP = (
-    "Where it computes. 'default' is the device that ComfyUI would choose. A device that is not on this machine may "
-    "stand here: the workflow opens, and running it says which devices there are."
+    "The device on which the model computes. 'default' is the device that ComfyUI would choose. A workflow that names "
+    "a device of another machine opens, too; running it stops with an error that lists this machine's devices."
 )
 MODE_TIP = (
-    "auto: weights leave the compute device only as far as its free memory requires. virtual VRAM: so many gigabytes "
-    "leave it, whatever is free. expert: you say how much rests where."
+    "Where the weights rest between uses. auto: on the compute device as far as they fit, the rest on other devices. "
+    "virtual VRAM: a fixed number of gigabytes rests on the donors. expert: you give the amount for each device."
 )
-VIRTUAL_TIP = "Mode 'virtual VRAM': gigabytes of weights that leave the compute device. 0: nothing leaves."
-DONOR_TIP = "Mode 'virtual VRAM': the devices that take them, in the order given: cpu, or cuda:1,cpu."
+VIRTUAL_TIP = (
+    "Mode 'virtual VRAM': gigabytes of weights that rest on the donors instead of the compute device. 0: none."
+)
+DONOR_TIP = (
+    "Mode 'virtual VRAM': the devices that hold these weights, for example cpu, or cuda:1,cpu. "
+    "The first one is filled first."
+)
 EXPERT_TIP = (
     "Mode 'expert': amounts per device as sizes (cuda:0,2.5gb;cpu,*), shares of the model (cuda:0,25%;cpu,75%) or "
-    "shares of each device's memory (cuda:0,0.8;cpu,0.5). * takes what is left."
+    "shares of each device's memory (cuda:0,0.8;cpu,0.5). * takes the remainder."
 )
 KEEP_TIP = (
-    "keep: stays loaded when memory is freed. eject: leaves at the next free. default: ComfyUI decides. "
-    "Workflows may also say true (keep) or false (eject)."
+    "When ComfyUI frees memory: keep: the model stays loaded. eject: it is unloaded the next time. default: ComfyUI "
+    "decides. API workflows may also use true (keep) or false (eject)."
 )
 
 
@@ -72,7 +77,7 @@ def _place_node(io: Any, row: PlaceNode, runtime: Runtime) -> type[Any]:
                 display_name=row.display_name,
                 category=CATEGORY,
                 description=f"Chooses the device on which a {row.what} computes, the devices on which its weights "
-                "rest, and whether it stays loaded. Works behind any loader.",
+                "rest between uses, and whether it stays loaded. Works after any loader.",
                 search_aliases=["multigpu", "distorch", "virtual vram", "offload", "device", row.what],
                 inputs=[socket.Input(row.component), *_widgets(io, runtime)],
                 outputs=[socket.Output()],
