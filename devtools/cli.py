@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _some_devices(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 8:
-        raise argparse.ArgumentTypeError(f"{text!r} simulated GPUs; give a number from 1 to 8")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a possible number of GPUs; give a number from 1 to 8")
     return int(text)
 
 

@@ -30,7 +30,7 @@ def run(host: Host, places: Places, console: Console, *, serve: bool, port: int 
             server.start()
     except ServerFailed as error:
         raise Problem(
-            f"{error}\nThe whole log is {server.log_path}; mend what it names and run the same command again."
+            f"{error}\nThe whole log is {server.log_path}; fix what it reports and run the same command again."
         ) from None
     try:
         story.tell(server.client, console, places.dev / "picture.png")

@@ -33,7 +33,7 @@ def wrong_hash(what: str) -> Problem:
 
 
 def from_os_error(error: OSError) -> Problem | None:
-    """The problem behind an OSError, if it is one that the user can mend; None for anything that is our own fault."""
+    """The problem behind an OSError, if it is one that the user can fix; None for anything that is our own fault."""
     where = Path(error.filename) if isinstance(error.filename, str) else Path.cwd()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full_disk(where)
@@ -62,4 +62,4 @@ def from_pip_output(text: str, what: str, where: Path) -> Problem:
     if any(sign in text for sign in unreachable):
         return no_network(what)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
-    return Problem(f"pip could not install {what}: {last}; mend that and run the same command again.")
+    return Problem(f"pip could not install {what}: {last}; fix that and run the same command again.")

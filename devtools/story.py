@@ -46,14 +46,14 @@ def _keeping(client: Client, console: Console, stock: Finished, empty: int) -> N
     before, full = _models(client), client.get("/debug/memory")["rss"]
     _free(client)
     after, left = _models(client), client.get("/debug/memory")["rss"]
-    console.line("  The diffusion model says eject, text encoder and VAE say keep. Then all memory is freed:")
+    console.line("  The diffusion model is set to eject, text encoder and VAE to keep. Then all memory is freed:")
     console.table(_fates(before, after), indent="      ")
     again = client.run(workflow)
     now = {row["model_id"] for row in _models(client)}
     handed_back = [row["model_class"] for row in after if row["model_id"] in now]
     _compare(again, stock)
     console.line(
-        f"  The next prompt gets {' and '.join(handed_back) or 'nothing'} back as they were, and draws the same."
+        f"  The next prompt gets {' and '.join(handed_back) or 'nothing'} back without loading, and draws the same."
     )
 
     for part in ("model", "clip", "vae"):
@@ -62,10 +62,10 @@ def _keeping(client: Client, console: Console, stock: Finished, empty: int) -> N
     _free(client)
     if left_over := _models(client):
         names = ", ".join(row["model_class"] for row in left_over)
-        raise Problem(f"Nothing is to be kept any more, but {names} did not leave; the log under .dev may say why.")
+        raise Problem(f"No model is set to keep any more, but {names} stayed loaded; the log under .dev may say why.")
     console.line("  Memory of the ComfyUI process:")
     rows = [("at the start", empty), ("with all three models", full), ("after ejecting one", left)]
-    rows.append(("after letting all go", client.get("/debug/memory")["rss"]))
+    rows.append(("after unloading all", client.get("/debug/memory")["rss"]))
     console.table([(name, format_bytes(count)) for name, count in rows], indent="      ")
 
 

@@ -19,19 +19,19 @@ class Settings:
     """`MULTIGPU_ENABLED`, `MULTIGPU_LOG`, `MULTIGPU_FALL_BACK` and `MULTIGPU_RAM_LIMIT`, with their defaults."""
 
     enabled: bool = True
-    """Off: ComfyUI loads the pack, but it offers no node. To find out whether the pack is the cause of something."""
+    """Off: ComfyUI loads the pack, but it offers no nodes. Helps to find out whether the pack causes a problem."""
 
     log_level: int = logging.INFO
 
     fall_back: bool = False
-    """On: a workflow that names devices which are not here runs on ComfyUI's default one and RAM, with a warning."""
+    """On: a workflow that names missing devices runs on ComfyUI's default device and RAM instead, with a warning."""
 
     ram_limit: int | None = None
-    """Percent of RAM in use above which models and cached outputs are let go between prompts. Not given: 85, but only
-    where ComfyUI's own cache does not watch the RAM already."""
+    """Percent of RAM in use above which cached outputs and models are dropped between prompts. None: 85, but only if
+    ComfyUI's own cache does not watch the RAM already."""
 
     problems: tuple[str, ...] = ()
-    """A sentence about the variables that mean nothing, for which the defaults hold, and one about unknown ones."""
+    """One sentence about variables with invalid values, for which the defaults are used, and one about unknown ones."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -58,7 +58,7 @@ class Settings:
 class Variable:
     """One environment variable: the field it fills, and how its text in lower case becomes the value.
 
-    `read` raises `KeyError` or `ValueError` for what means nothing; `choices` and `default` are for that message.
+    `read` raises `KeyError` or `ValueError` for an invalid text; the message then names `choices` and `default`.
     """
 
     field: str
@@ -79,6 +79,6 @@ VARIABLES = {
     "MULTIGPU_LOG": Variable("log_level", _LEVELS.__getitem__, ", ".join(_LEVELS), "info"),
     "MULTIGPU_FALL_BACK": Variable("fall_back", _SWITCH.__getitem__, ", ".join(_SWITCH), "off"),
     "MULTIGPU_RAM_LIMIT": Variable(
-        "ram_limit", _percent, "a percentage from 1 to 100", "85, where ComfyUI does not watch the RAM itself,"
+        "ram_limit", _percent, "a percentage from 1 to 100", "85 (if ComfyUI's cache does not watch the RAM itself)"
     ),
 }

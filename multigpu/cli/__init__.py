@@ -11,8 +11,8 @@ from ..errors import MultiGPUError
 from .terminal import complain, drop_output, put
 
 COMMANDS = {
-    "plan": "show where a model's blocks would rest, from the file's header alone",
-    "doctor": "compare a ComfyUI with what this pack expects of it",
+    "plan": "show how a model's weights would be spread over devices; reads only the file's header",
+    "doctor": "check that a ComfyUI has every function that this pack uses",
 }
 """Sub-command, which is also the module's name here -> what it does."""
 
@@ -50,7 +50,7 @@ def _run(arguments: list[str]) -> int:
         put(f"multigpu {__version__}\n")
         return 0
     if name not in COMMANDS:
-        complain("multigpu", f"there is no command {name!r}; there is {', '.join(COMMANDS)}")
+        complain("multigpu", f"there is no command {name!r}; the commands are {' and '.join(COMMANDS)}")
         return WRONG_INPUT
     return int(import_module(f".{name}", __name__).run(rest))
 
@@ -58,6 +58,6 @@ def _run(arguments: list[str]) -> int:
 def _usage() -> str:
     rows = "".join(f"  {name:<10}{what}\n" for name, what in COMMANDS.items())
     return (
-        f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` says more about one of them, "
-        "`multigpu --version` which version this is.\n"
+        f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` describes one command, "
+        "`multigpu --version` prints the version.\n"
     )

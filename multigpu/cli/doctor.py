@@ -1,6 +1,6 @@
-"""`multigpu doctor`: is this ComfyUI as the pack expects it? Prints every host symbol it touches, and what is off.
+"""`multigpu doctor`: is this ComfyUI as the pack expects it? Prints which features are off, and the symbols at fault.
 
-Prints the devices of this machine too, with the speeds that plans count on.
+Prints the devices of this machine too, with the measured speeds that plans use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     tree = options.comfyui or outside.find_tree()
     if tree is None:
-        raise InputError("no ComfyUI here; say where it is: multigpu doctor --comfyui FOLDER (the one with main.py)")
+        raise InputError(
+            "no ComfyUI found around the current folder; say where it is: "
+            "multigpu doctor --comfyui FOLDER (the one with main.py)"
+        )
     outside.enter(tree)
     found = capabilities.probe()
     put(f"{report(found, list_all=options.all)}\n{devices(new_inventory())}\n")
@@ -68,7 +71,7 @@ def report(found: capabilities.HostCapabilities, *, list_all: bool) -> str:
     ]
     listed = [finding for finding in found.findings if list_all or finding.problem]
     if listed:
-        lines += ["", "Symbols and why they are touched"]
+        lines += ["", "Symbols, and what they are used for"]
         lines += [
             f"  {finding.symbol.name}\n      {finding.problem or 'ok'}; {finding.symbol.why}" for finding in listed
         ]

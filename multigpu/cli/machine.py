@@ -30,7 +30,7 @@ def _accelerators(torch: Any, note: Callable[[str], None]) -> list[DeviceBudget]
     kind = accelerator.current_accelerator().type
     ask = getattr(getattr(torch, kind, None), "mem_get_info", None)
     if ask is None:
-        note(f"torch cannot tell the memory of {kind} devices; name them with --devices")
+        note(f"torch does not report the memory of {kind} devices; name them with --devices")
         return []
     budgets = []
     for index in range(accelerator.device_count()):
@@ -48,4 +48,6 @@ def _ram() -> tuple[int, int]:
         page = os.sysconf("SC_PAGE_SIZE")
         return page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        raise InputError("this system does not tell its RAM without psutil; name the devices with --devices") from None
+        raise InputError(
+            "the size of the RAM cannot be found without psutil; install psutil, or name the devices with --devices"
+        ) from None

@@ -1,4 +1,4 @@
-"""`multigpu plan`: where would the blocks of a model rest? Reads headers only and moves nothing."""
+"""`multigpu plan`: shows how a model's weights would be spread over devices. Reads headers only and moves nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DEVICE = re.compile(r"(?P<device>[^=@/]+)=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]
 _EXAMPLE = "cuda:0=24g@53,cuda:1=12g@12,cpu=64g@25"
 _STEP_SECONDS = (1e-6, 1e6)
 _LINK_SPEEDS = (1e-3, 1e6)
-"""GB/s. Beyond these two ranges nothing real lies, and the simulator's sums would lose all meaning."""
+"""GB/s. No real value is outside these two ranges, and the simulator's sums would become inaccurate there."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def parser() -> Parser:
     it = Parser(
         "multigpu plan",
         usage="multigpu plan FILE [FILE ...] [ALLOCATION | --virtual-vram GB --donor DEVICE | --auto] [options]",
-        description="Show where the blocks of a model would rest. Reads only the headers of its files, moves nothing.",
+        description="Show how a model's weights would be spread over devices. Reads only the headers of its files.",
         allow_abbrev=False,
     )
     it.add_argument(
@@ -77,17 +77,21 @@ def parser() -> Parser:
     )
     it.add_argument("--devices", help=f"free memory and link speed in GB/s of each device, as in {_EXAMPLE}")
     it.add_argument("--compute", help="the compute device, as in cuda:1 or gpu:1 (default: the first accelerator)")
-    it.add_argument("--virtual-vram", metavar="GB", help="so much leaves the compute device, as in 8 or 512mb")
-    it.add_argument("--donor", action="append", metavar="DEVICE", help="where it goes (default: cpu); may be repeated")
+    it.add_argument(
+        "--virtual-vram", metavar="GB", help="how much of the model leaves the compute device, as in 8 (GiB) or 512mb"
+    )
+    it.add_argument(
+        "--donor", action="append", metavar="DEVICE", help="the device that takes it (default: cpu); may be repeated"
+    )
     it.add_argument("--auto", action="store_true", help="let the planner decide (the default)")
     it.add_argument(
-        "--component", choices=list(COMPONENTS), help="which model of a whole checkpoint (default: diffusion)"
+        "--component", choices=list(COMPONENTS), help="which model of a checkpoint to plan (default: diffusion)"
     )
     it.add_argument(
         "--step-seconds", type=_seconds, metavar="S", help="measured time of a step with all blocks resident"
     )
     it.add_argument("--ring", metavar="SIZE", help="staging memory on the compute device, as in 512mb")
-    it.add_argument("--block", metavar="NAME", help="print only why this block rests where it does")
+    it.add_argument("--block", metavar="NAME", help="print only on which device this block rests, and why")
     it.add_argument("--json", action="store_true", help="print the plan as JSON")
     return it
 
@@ -176,10 +180,10 @@ def _compute_device(text: str | None, request: Request, here: Sequence[DeviceId]
 
 def _as_text(files: Sequence[Path], request: Request, model: Model, plan: Plan, step_seconds: float | None) -> str:
     component = f", its {model.component} model" if model.component else ""
-    kind = f"a {model.family} model" if model.family != "unknown" else "a model of no known family, by module"
+    kind = f"a {model.family} model" if model.family != "unknown" else "a model of an unknown family"
     names = one_line(", ".join(path.name for path in files))
     title = f"{names}: {kind}{component}; request {format_request(request)}\n"
-    timing = "" if step_seconds else "Times are rough estimates; --step-seconds makes them yours.\n"
+    timing = "" if step_seconds else "Times are rough estimates; give a measured step time with --step-seconds.\n"
     return f"{title}\n{explain.table(plan)}\n{timing if plan.streamed else ''}"
 
 

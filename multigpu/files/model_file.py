@@ -60,5 +60,5 @@ def _shards(path: Path) -> list[Path]:
         raise ModelFileError(f"{path} is not the index of a sharded model: it has no weight_map") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
-            raise ModelFileError(f"{path} names the shard {shown(name)}; shards lie beside their index")
+            raise ModelFileError(f"{path} names the shard {shown(name)}; shards must be in the folder of their index")
     return [path.parent / name for name in names]

@@ -103,7 +103,7 @@ def _span(name: str, entry: Any) -> Span:
         )
     elements, size = product(shape), offsets[1] - offsets[0]
     if elements is None or elements * _BITS[dtype] != 8 * size:
-        raise ValueError(f"{shown(name)} is {dtype} of shape {shown(shape)}, which are not the {size} bytes it has")
+        raise ValueError(f"{shown(name)} is {dtype} of shape {shown(shape)}, which does not fit its {size} bytes")
     return TensorInfo(name, dtype, tuple(shape), size), offsets[0]
 
 

@@ -23,7 +23,7 @@ async def comfy_entrypoint() -> Any:
 
     first = first_copy()
     if first is not None:
-        message = "[MultiGPU] is here twice: ComfyUI has loaded %s, so %s offers no nodes; remove one of these folders"
+        message = "[MultiGPU] is installed twice: ComfyUI has loaded %s, so %s offers no nodes; remove one of the two"
         logging.getLogger(LOGGER).warning(message, first, _folder(sys.modules[current.__module__]))
     else:
         runtime = current()

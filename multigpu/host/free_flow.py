@@ -229,7 +229,7 @@ class FreeFlow:
                 self.retention.settle()
             elif release is Release.PINNED:
                 names = ", ".join(type(model).__name__ for model in self.retention.pinned()) or "none"
-                log.warning("[MultiGPU] RAM is short: pinned models are let go (%s)", names)
+                log.warning("[MultiGPU] RAM is short: models that were set to keep are dropped (%s)", names)
                 self.retention.clear("RAM is short")
             gc.collect()
             trim_heap()
@@ -244,7 +244,7 @@ class FreeFlow:
         limit = self._pressure.limit if self._pressure is not None else USUAL_LIMIT / 100
         if not force and ram_used() <= limit:
             return False
-        log.info("[MultiGPU] asks for a full free (%s)", reason)
+        log.info("[MultiGPU] asks ComfyUI to unload models and empty its cache (%s)", reason)
         for flag in ("unload_models", "free_memory"):
             PromptServer.instance.prompt_queue.set_flag(flag, True)
         return True
@@ -299,7 +299,7 @@ def _words(decision: Decision[Any]) -> str:
 
     parts = [
         f"{what} {named}"
-        for what, models in (("stay", decision.stay), ("stay for this cycle", decision.anchor))
+        for what, models in (("stay", decision.stay), ("stay until the next prompt is over", decision.anchor))
         if (named := names(models))
     ]
     gone = len(decision.eject) + len(decision.delegate)
@@ -307,8 +307,8 @@ def _words(decision: Decision[Any]) -> str:
 
 
 def _check(flow: Flow) -> None:
-    """An error for each model that was to stay and is not there."""
+    """Log an error for each model that should have stayed and is gone."""
     there = {id(entry.model.model) for entry in entries()}
     for reference, name, number in flow.kept:
         if reference() is None or number not in there:
-            log.error("[MultiGPU] %s: %s (id %d) was to stay loaded and is gone", flow.name, name, number)
+            log.error("[MultiGPU] %s: %s (id %d) should have stayed loaded but is gone", flow.name, name, number)

@@ -221,7 +221,7 @@ class PlacedPatcher:
             model_management.free_memory(need, device, keep_loaded=in_use)
             short = need - model_management.get_free_memory(device)
             if short > 0:
-                words = "[MultiGPU] %s has %s less room than the plan wants; that much of %s rests in RAM instead"
+                words = "[MultiGPU] %s has %s less free memory than the plan needs; so much of %s rests in RAM instead"
                 log.warning(words, home, format_bytes(int(short)), type(self.model).__name__)
                 plan = relieved(plan, home, short)
         return plan

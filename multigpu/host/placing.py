@@ -31,7 +31,7 @@ from .surface import Feature
 log = logging.getLogger("multigpu")
 
 REACHED = 0.45
-"""Of the rate of a layer by itself, what a whole step reaches with attention and all that is no product: Flux, H200."""
+"""The FLOP/s of a whole step, as a share of the FLOP/s of one matrix product alone: measured with Flux on an H200."""
 
 LoadFor = Callable[[torch.device | None], tuple[Any, ...]]
 """Loads components for a device; None is the host's own choice."""
@@ -116,7 +116,8 @@ class Placer:
         if has_patcher(first):
             first = self.place(first, Choice(compute, request), fresh=True)
         elif first is not None:
-            log.warning("[MultiGPU] a %s has no patcher: ComfyUI moves it whole, by itself", type(first).__name__)
+            words = "[MultiGPU] a %s has no model patcher, so its weights are not spread: ComfyUI loads it as usual"
+            log.warning(words, type(first).__name__)
         return first, *others
 
     def _checked(self, component: Any, device: torch.device) -> Any:
@@ -163,7 +164,7 @@ class Placer:
         missing = [device for device in devices_of(request) if not self.inventory.is_here(str(device))]
         if missing and self.settings.fall_back:
             names = ", ".join(map(str, missing))
-            log.warning("[MultiGPU] not on this machine: %s; doing without (MULTIGPU_FALL_BACK)", names)
+            log.warning("[MultiGPU] not on this machine: %s; other devices are used (MULTIGPU_FALL_BACK)", names)
             compute = None if is_default(choice.compute) else DeviceId.parse(choice.compute)
             request = without(request, missing, compute)
         return renamed(request, lambda device: self.inventory.resolve(str(device)))
@@ -208,5 +209,6 @@ def _say(part: Part, plan: Plan, patcher: Any) -> None:
     if plan.streamed:
         log.info("[MultiGPU] %s is placed: %s", part.name, explain.one_line(plan))
         return
-    how = "DynamicVRAM stays in charge of it" if patcher.is_dynamic() else "ComfyUI loads it whole"
-    log.info("[MultiGPU] %s computes on %s and nothing leaves it: %s", part.name, plan.compute, how)
+    how = "with DynamicVRAM" if patcher.is_dynamic() else "as usual"
+    words = "[MultiGPU] %s computes on %s, and all its weights stay there: ComfyUI loads it %s"
+    log.info(words, part.name, plan.compute, how)

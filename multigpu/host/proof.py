@@ -11,7 +11,7 @@ from ..units import format_bytes
 
 
 def prove(model: torch.nn.Module, plan: Plan) -> dict[str, int]:
-    """Count the bytes that really rest on each device. Raises `PlacementNotApplied` if they are not the plan's."""
+    """Count the bytes on each device. Raises `PlacementNotApplied` if they differ from the plan by over a block."""
     found = {str(device): count for device, count in bytes_by_device(model).items()}
     wanted = {str(home): count for home, count in plan.bytes_by_home().items()}
     slack = max(placement.bytes for placement in plan.placements)
@@ -19,7 +19,7 @@ def prove(model: torch.nn.Module, plan: Plan) -> dict[str, int]:
         said = ", ".join(f"{device} {format_bytes(count)}" for device, count in wanted.items())
         seen = ", ".join(f"{device} {format_bytes(count)}" for device, count in found.items())
         raise PlacementNotApplied(
-            f"{type(model).__name__} should rest on {said}, but {seen} were counted; "
-            "another extension may have moved the model: remove it from this workflow, and report this message"
+            f"after loading, the weights of {type(model).__name__} should be on {said}, but {seen} were counted; "
+            "another extension may have moved them: remove its nodes from this workflow, and report this message"
         )
     return found

@@ -136,7 +136,7 @@ class Retention:
         holds = words.standing
         _set_flag(model, holds)
         if holds is not wanted and wanted is not Standing.UNMANAGED:
-            log.info("[MultiGPU] %s stays: another node of this workflow keeps it", type(model).__name__)
+            log.info("[MultiGPU] %s is kept, not ejected: another node of this prompt says keep", type(model).__name__)
         if holds is Standing.PINNED:
             self._until_end = [its for its in self._until_end if its is not model]
             self.ledger.anchor(patcher, "keep_loaded", pinned=True)
@@ -177,13 +177,13 @@ class Retention:
             return
         self.ledger.anchor(patcher, reason, pinned=standing(patcher.model) is Standing.PINNED)
         held = len(self.ledger.retained_models())
-        log.info("[MultiGPU] holds %s (%s), %d held", type(patcher.model).__name__, reason, held)
+        log.info("[MultiGPU] %s is held in memory (%s); models held: %d", type(patcher.model).__name__, reason, held)
 
     def clear(self, reason: str) -> int:
         """Let go of everything; how many models were held."""
         count = self.ledger.clear()
         if count:
-            log.info("[MultiGPU] let go of %d models (%s)", count, reason)
+            log.info("[MultiGPU] %d models are no longer held in memory (%s)", count, reason)
         return count
 
     def pinned(self) -> list[Any]:

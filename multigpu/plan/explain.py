@@ -8,7 +8,7 @@ from .types import DeviceId, Plan, Reason
 
 REASON_TEXT = {
     Reason.RESIDENT: "it stays where it computes, because there is room for it",
-    Reason.LOW_INTENSITY: "it stays where it computes, because it works little for its bytes, so its copy would stall",
+    Reason.LOW_INTENSITY: "it stays where it computes, because it computes too briefly to hide the copy of its bytes",
     Reason.STREAMED: "it is copied to {compute} just before it runs, while blocks before it compute",
     Reason.TINY: "it stays where it computes, because a copy this small costs more than it frees",
     Reason.TIED: "it stays where it computes, because its weights are shared with another block",
@@ -70,7 +70,7 @@ def share(plan: Plan, count: int) -> str:
 def _forecast_line(plan: Plan) -> str:
     assert plan.forecast is not None
     if not plan.streamed:
-        return "Nothing is streamed: a step takes what the blocks compute."
+        return "Nothing is streamed: a step takes the compute time of the blocks."
     step = _seconds(plan.forecast.step)
     ring = format_bytes(plan.ring_bytes)
     return f"Predicted step: {step}, {_slower(plan.forecast.slowdown)}; staging takes {ring} of {plan.compute}."
@@ -78,7 +78,7 @@ def _forecast_line(plan: Plan) -> str:
 
 def _slower(slowdown: float) -> str:
     percent = round(100 * (slowdown - 1), 1)
-    return f"{percent} % slower than all resident" if percent > 0 else "as fast as all resident"
+    return f"{percent} % slower than with all blocks resident" if percent > 0 else "as fast as with all blocks resident"
 
 
 def _seconds(seconds: float) -> str:

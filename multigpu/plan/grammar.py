@@ -166,18 +166,17 @@ def _parse_expert(source: _Text, end: int) -> Expert:
         if part.device in devices:
             source.refuse(f"{part.device} is named twice; give each device one amount", piece, at)
         if part.amount is None and any(other.amount is None for other in parts):
-            source.refuse("a second '*' where nothing is left; one device takes the remainder", piece, at)
+            source.refuse("a second '*', but only one device can take the remainder", piece, at)
         if mode and modes and mode is not modes[0]:
-            problem = (
-                f"{_short(piece)!r} is {_MEANT[mode]}, the amounts before it are {_MEANT[modes[0]]}; use one of them"
-            )
+            problem = f"{_short(piece)!r} is {_MEANT[mode]}, the amounts before it are {_MEANT[modes[0]]}; use one form"
             source.refuse(problem, piece, at, _EXAMPLE[modes[0]])
         modes += [mode] if mode else []
         parts.append(part)
         devices.add(part.device)
     mode = modes[0] if modes else Mode.BYTES
     if mode is Mode.RATIO and all(part.amount == 0 for part in parts):
-        source.refuse("the percentages sum to 0, so nothing has a home", source.text[:end], 0, _EXAMPLE[Mode.RATIO])
+        problem = "the percentages sum to 0, but the whole model has to be somewhere"
+        source.refuse(problem, source.text[:end], 0, _EXAMPLE[Mode.RATIO])
     return Expert(mode, tuple(parts))
 
 
@@ -207,6 +206,8 @@ def _parse_part(source: _Text, piece: str, at: int) -> tuple[Mode | None, Part]:
 def _fraction(source: _Text, number: str, piece: str, at: int) -> int:
     billionths = scale_decimal(number, WHOLE)
     if billionths > WHOLE:
-        problem = f"{number} without a unit is a fraction of a device's memory, at most 1; a size is {number}gb"
+        problem = (
+            f"{number} without a unit is a fraction of a device's memory and at most 1; write {number}gb for a size"
+        )
         source.refuse(problem, piece, at, _EXAMPLE[Mode.FRACTION])
     return billionths

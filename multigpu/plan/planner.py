@@ -56,7 +56,7 @@ def make_plan(
     lookup(compute, known)
     if not isinstance(request, Auto) and request.compute not in (None, compute):
         raise AllocationError(
-            f"the request names {request.compute} as compute device, but {compute} computes; name one"
+            f"the request names {request.compute} as compute device, but {compute} was chosen; name the same in both"
         )
     fixed = immovable_reasons(ordered)
     work = _work(ordered, fixed)

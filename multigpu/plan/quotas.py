@@ -145,7 +145,7 @@ def auto_leaving(request: Auto, size: ModelSize, budget: DeviceBudget) -> int:
 
 def _even_at_best(budget: DeviceBudget, size: ModelSize, reserve: int) -> str:
     needed = size.immovable + size.ring_for(size.movable)
-    problem = f"{format_bytes(needed)} are needed on {budget.device} even if all that can leave does"
+    problem = f"{format_bytes(needed)} are needed on {budget.device} even if everything that can leave it does"
     if needed > budget.free:
         return f"{problem}, but {format_bytes(budget.free)} are free there; compute on a device with more free memory"
     asked = f"{format_bytes(reserve)} of the {format_bytes(budget.free)} free there are to stay free for inference"
@@ -194,7 +194,10 @@ def _what_would_fit(device: DeviceId, size: ModelSize, budgets: Budgets, compute
     fits = room(budgets[compute], size) - size.staging
     if fits < size.immovable:
         needed = size.immovable + size.ring_for(size.movable)
-        return f"{format_bytes(needed)} are needed there even if all that can leave does: compute on a larger device"
+        return (
+            f"{format_bytes(needed)} are needed there even if everything that can leave does: "
+            "compute on a device with more free memory"
+        )
     if isinstance(request, VirtualVram):
-        return f"{format_bytes(size.total - fits)} or more of virtual VRAM would fit"
+        return f"set the virtual VRAM to {format_bytes(size.total - fits)} or more"
     return f"write {compute},{write_bytes_below(fits)} or less, and give the rest to another device"

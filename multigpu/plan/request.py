@@ -58,7 +58,9 @@ class VirtualVram:
 
     def __post_init__(self) -> None:
         if self.bytes < 0:
-            raise AllocationError(f"virtual VRAM of {self.bytes} bytes; give 0 (nothing leaves) or more")
+            raise AllocationError(
+                f"virtual VRAM is {self.bytes} bytes; give 0 (nothing leaves the compute device) or more"
+            )
         if not self.donors:
             raise AllocationError("virtual VRAM without a donor; name at least one device, for example cpu")
         if len(set(self.donors)) != len(self.donors):

@@ -34,7 +34,9 @@ class DeviceId:
 
     def __post_init__(self) -> None:
         if (self.index is None) != (self.type == CPU_TYPE):
-            raise AllocationError(f"{self.type!r} with index {self.index}: all devices but cpu have an index")
+            raise AllocationError(
+                f"device type {self.type!r} with index {self.index}: cpu has no index, every other device has one"
+            )
 
     @classmethod
     def parse(cls, text: str) -> DeviceId:
@@ -94,9 +96,11 @@ class Block:
 
     def __post_init__(self) -> None:
         if self.bytes < 0:
-            raise InputError(f"block {self.name!r} has {self.bytes} bytes; a block cannot be smaller than nothing")
+            raise InputError(f"block {self.name!r} has {self.bytes} bytes; give 0 or more")
         if self.compute is not None and not 0 <= self.compute < float("inf"):
-            raise InputError(f"block {self.name!r} computes for {self.compute} s; give seconds, or None when unknown")
+            raise InputError(
+                f"block {self.name!r} has a compute time of {self.compute}; give finite seconds from 0, or None if unknown"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, one key per field."""
@@ -138,9 +142,13 @@ class DeviceBudget:
 
     def __post_init__(self) -> None:
         if not 0 <= self.free <= self.total:
-            raise InputError(f"{self.device} has {self.free} of {self.total} bytes free; free lies between 0 and total")
+            raise InputError(
+                f"{self.device} has {self.free} of {self.total} bytes free; give a free memory between 0 and total"
+            )
         if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
-            raise InputError(f"{self.device} has a link of {self.bandwidth} bytes/s; give a positive speed, or None")
+            raise InputError(
+                f"{self.device} has a link of {self.bandwidth} bytes/s; give a positive speed, or None if it is unknown"
+            )
 
     @property
     def link_speed(self) -> float:

@@ -30,7 +30,7 @@ def _use(free: int, total: int) -> str:
 
 def _device(device: DeviceMemory) -> str:
     if not device.total:
-        return f"{device.device}: its driver does not tell"
+        return f"{device.device}: its driver does not report memory"
     return f"{device.device}: {_use(device.free, device.total)}; {format_bytes(device.cached)} cached by the allocator"
 
 

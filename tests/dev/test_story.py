@@ -33,4 +33,4 @@ def test_a_wrong_number_of_simulated_gpus() -> None:
     command = [sys.executable, "dev.py", "run", "--simulate", "none"]
     ran = subprocess.run(command, cwd=Places.here().root, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
-    assert "'none' simulated GPUs; give a number from 1 to 8" in ran.stderr
+    assert "'none' is not a possible number of GPUs; give a number from 1 to 8" in ran.stderr

@@ -255,7 +255,7 @@ def test_what_is_loaded_along_stays_on_the_donor(studio: Studio, caplog: pytest.
         assert set(studio.resting(along)) == {one}
         resting = studio.resting(placed)
         assert resting[one] > 10 << 20 and resting["cpu"] > 10 << 20
-    assert f"{one} has" in caplog.text and "less room than the plan wants" in caplog.text
+    assert f"{one} has" in caplog.text and "less free memory than the plan needs" in caplog.text
     studio.world.limit(one, 6 << 30)
     assert torch.equal(studio.latent(placed), stock)
     assert studio.resting(placed) == studio.planned(placed), "with the room the plan is carried out"

@@ -23,5 +23,5 @@ def test_a_hundred_cycles_leave_nothing_behind(keeper: Keeper) -> None:
     bounded = {name: count for name, count in late.lists.items() if name != "snapshots"}
     assert bounded == {name: count for name, count in early.lists.items() if name != "snapshots"}
     assert late.lists["snapshots"] <= 256
-    assert "was to stay loaded and is gone" not in keeper.log()
+    assert "should have stayed loaded but is gone" not in keeper.log()
     assert "memory leak" not in keeper.log()

@@ -186,7 +186,11 @@ def test_short_ram_takes_what_is_held_and_pinned_models_last(
     own.collect()
     assert own.models() == [] and own.held() == []
     log = own.log()
-    order = ["asks for a full free (RAM is short)", "some flagged: 1 unloaded", "pinned models are let go (Flux)"]
+    order = [
+        "asks ComfyUI to unload models and empty its cache (RAM is short)",
+        "some flagged: 1 unloaded",
+        "models that were set to keep are dropped (Flux)",
+    ]
     assert [log.count(text) for text in order] == [1, 1, 1]
     assert [log.index(text) for text in order] == sorted(log.index(text) for text in order)
     own.run(short(70, model="keep"))

@@ -73,5 +73,5 @@ def test_a_retained_model_that_is_missing_is_an_error(keeper: Keeper) -> None:
     keeper.client.raw("/lifecycle/sabotage", {})
     with keeper.said() as lines:
         keeper.free(**BOTH)
-    (line,) = [line for line in lines if "was to stay loaded and is gone" in line and "Flux" in line]
+    (line,) = [line for line in lines if "should have stayed loaded but is gone" in line and "Flux" in line]
     assert "ERROR" in line and f"Flux (id {number})" in line

@@ -37,7 +37,7 @@ def test_a_placed_workflow_draws_what_the_stock_one_draws(comfy: Driver, widgets
     stock = comfy.draw(workflows.flux(seed=31, steps=1))
     comfy.free(unload_models=True, free_memory=True)
     assert comfy.draw(everywhere(workflows.flux(seed=31, steps=1), **widgets)) == stock
-    assert "computes on cpu and nothing leaves it" in comfy.log()
+    assert "computes on cpu, and all its weights stay there" in comfy.log()
 
 
 def test_a_checkpoints_three_parts_are_placed(comfy: Driver) -> None:
@@ -97,4 +97,4 @@ def test_falling_back_is_a_setting_and_warns_each_time(start_host: StartHost) ->
     spread = {"mode": "expert", "expert_mode_allocations": "cuda:1,40%;cuda:2,30%;cpu,*"}
     stock = own.draw(workflows.flux(seed=3, steps=1))
     assert own.draw(placed(workflows.flux(seed=3, steps=1), "model", compute_device="cuda:1", **spread)) == stock
-    assert "not on this machine: cuda:1, cuda:2; doing without" in own.log()
+    assert "not on this machine: cuda:1, cuda:2; other devices are used" in own.log()

@@ -97,7 +97,7 @@ def test_of_two_copies_the_second_says_so_and_does_nothing(start_host: StartHost
     comfy = start_host(packs={PACK: Places.here().root, f"{PACK}-main": copy})
     started, twice = (line for line in comfy.log().splitlines() if "[MultiGPU]" in line)
     assert "host symbols are as expected" in started
-    found = re.search(r"ComfyUI has loaded (.*), so (.*) offers no nodes; remove one of these folders$", twice)
+    found = re.search(r"ComfyUI has loaded (.*), so (.*) offers no nodes; remove one of the two$", twice)
     assert found is not None and "WARNING" in twice.upper()
     first, second = (Path(folder).name for folder in found.groups())
     assert {first, second} == {PACK, f"{PACK}-main"}

@@ -45,7 +45,7 @@ def test_the_ram_limit(text: str, meaning: int | None) -> None:
         ("MULTIGPU_LOG", "perhaps", "it can be debug, info, warning, error: info is used"),
         ("MULTIGPU_FALL_BACK", "perhaps", "it can be 1, true, on, 0, false, off: off is used"),
         *(
-            ("MULTIGPU_RAM_LIMIT", text, "it can be a percentage from 1 to 100: 85, where ComfyUI does not")
+            ("MULTIGPU_RAM_LIMIT", text, "it can be a percentage from 1 to 100: 85 (if ComfyUI's cache does not")
             for text in ("0", "101", "-5", "0.85", "most", "\u0668\u0665", "9" * 5000)
         ),
     ],

@@ -108,7 +108,7 @@ def test_gguf_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     code, out, _ = run(capsys, *map(str, parts), "cpu,*", "--devices", DEVICES)
     assert (code, out.splitlines()[0]) == (
         0,
-        "m0.safetensors, m1.safetensors, m2.safetensors: a model of no known family, by module; request cpu,*",
+        "m0.safetensors, m1.safetensors, m2.safetensors: a model of an unknown family; request cpu,*",
     )
 
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_says_which_part_it_plans(capsys: pytest.CaptureFixture[str
     tensors = {**flux_tensors(1, 1, prefix="model.diffusion_model."), **linear("first_stage_model.decoder", 64, 64)}
     path = str(write_safetensors(tmp_path / "all.safetensors", tensors))
     assert "a Flux model, its diffusion model" in run(capsys, path, "--devices", DEVICES)[1]
-    assert "by module, its vae model" in run(capsys, path, "--devices", DEVICES, "--component", "vae")[1]
+    assert "an unknown family, its vae model" in run(capsys, path, "--devices", DEVICES, "--component", "vae")[1]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_accelerators_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
         assert budgets[-1].total > 0
         if len(budgets) == 3:
             assert (budgets[1].free, budgets[1].total) == (6, 9)
-    assert notes == ["torch cannot tell the memory of odd devices; name them with --devices"]
+    assert notes == ["torch does not report the memory of odd devices; name them with --devices"]
 
 
 def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

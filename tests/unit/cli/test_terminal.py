@@ -129,9 +129,7 @@ def test_a_terminal_that_does_not_know_the_letters(tmp_path: Path, locale: dict[
     done = run(*COMMAND, "plan", str(path), *OPTIONS, env=os.environ | locale)
     assert (done.returncode, done.stderr) == (0, "")
     first = done.stdout.splitlines()[0]
-    assert first.isascii() and first.endswith(
-        ".safetensors: a model of no known family, by module; request " + OPTIONS[-1]
-    )
+    assert first.isascii() and first.endswith(".safetensors: a model of an unknown family; request " + OPTIONS[-1])
     path.unlink()
     done = run(*COMMAND, "plan", str(path), *OPTIONS, env=os.environ | locale)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -221,7 +221,7 @@ def test_staging_memory_counts_where_nothing_else_rests() -> None:
 def test_the_compute_device_is_named_once() -> None:
     blocks = blocks_of(100)
     assert make_plan(parse_request("#cuda:0;0;cpu"), blocks, roomy(), GPU0).compute == GPU0
-    with pytest.raises(AllocationError, match="names cuda:0 as compute device, but cuda:1 computes"):
+    with pytest.raises(AllocationError, match="names cuda:0 as compute device, but cuda:1 was chosen"):
         make_plan(parse_request("#cuda:0;0;cpu"), blocks, roomy(), GPU1)
 
 
@@ -259,7 +259,7 @@ def test_explain_one_line() -> None:
     plan = make_plan(parse_request("cuda:0,50%;cpu,50%"), blocks_of(*[GIB] * 4, seconds=0.1), roomy(), GPU0)
     assert explain.one_line(plan) == (
         "cuda:0 computes and holds 2.00 GiB (50.0 %); cpu holds 2.00 GiB (50.0 %); "
-        "step 0.400 s, as fast as all resident"
+        "step 0.400 s, as fast as with all blocks resident"
     )
     resident = make_plan(VirtualVram(0, (CPU,)), blocks_of(GIB), roomy(), GPU0)
     assert explain.one_line(resident) == "cuda:0 computes and holds 1.00 GiB (100.0 %)"
@@ -275,7 +275,7 @@ def test_explain_table() -> None:
             "cpu                     2  2.00 GiB   50.0 %   85.90 ms",
             "cuda:1                  1  1.00 GiB   25.0 %   89.48 ms",
             "model                   4  4.00 GiB  100.0 %",
-            "Predicted step: 0.109 s, 173.7 % slower than all resident; staging takes 2.00 GiB of cuda:0.",
+            "Predicted step: 0.109 s, 173.7 % slower than with all blocks resident; staging takes 2.00 GiB of cuda:0.",
         )
     )
     resident = make_plan(VirtualVram(0, (CPU,)), [], roomy(), GPU0)
@@ -283,7 +283,7 @@ def test_explain_table() -> None:
         "device             blocks  bytes  share  link time",
         "cuda:0 (computes)       0    0 B      -          -",
         "model                   0    0 B      -",
-        "Nothing is streamed: a step takes what the blocks compute.",
+        "Nothing is streamed: a step takes the compute time of the blocks.",
     ]
 
 

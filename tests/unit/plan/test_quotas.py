@@ -208,9 +208,9 @@ def test_a_refusal_says_what_was_asked_what_is_free_and_what_fits() -> None:
         "90 B of the model are to rest on cuda:0 and 10 B for staging, but 80 B are free there; "
         "write cuda:0,60b or less, and give the rest to another device"
     )
-    assert "40 B or more of virtual VRAM would fit" in refusal("#;0;cpu", {GPU0: 100})
+    assert "set the virtual VRAM to 40 B or more" in refusal("#;0;cpu", {GPU0: 100})
     fixed = ModelSize(total=100, immovable=90, largest=10, ring=5)
-    assert "100 B are needed there even if all that can leave does" in refusal("#;0;cpu", {GPU0: 100}, fixed)
+    assert "100 B are needed there even if everything that can leave does" in refusal("#;0;cpu", {GPU0: 100}, fixed)
 
 
 def test_what_is_suggested_fits() -> None:

@@ -33,7 +33,7 @@ def test_every_device_has_a_line_with_its_cache() -> None:
     devices = (DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, 300 * MiB), DeviceMemory("directml:0", 0, 0))
     assert lines(devices=devices)[2:4] == [
         "cuda:0: 4.00 GiB of 24.00 GiB used, 20.00 GiB free; 300.0 MiB cached by the allocator",
-        "directml:0: its driver does not tell",
+        "directml:0: its driver does not report memory",
     ]
 
 
