@@ -14,9 +14,9 @@ from ..stream.homes import own_tensors
 from ..stream.layout import leaves_of, stored_bytes
 
 DIFFUSION = "diffusion_model."
-"""Where the host keeps the diffusion model inside its own wrapper."""
+"""The name of the diffusion model inside the host's model class."""
 ROOT = "(root)"
-"""Block name of tensors that the model itself holds."""
+"""The block name for tensors that the model itself holds, not one of its submodules."""
 
 
 def modules_of(patcher: Any) -> dict[str, torch.nn.Module]:
@@ -53,13 +53,13 @@ def blocks_of(patcher: Any, step_seconds: float | None = None, flops: float | No
 
 
 def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
-    """The type the user asked for. In a DynamicVRAM process a weight keeps the file's until the host casts it."""
+    """The data type the user asked for. With DynamicVRAM a weight has the file's type until the host casts it."""
     wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
     return wanted if wanted is not None and type(tensor) is torch.nn.Parameter else tensor.dtype
 
 
 def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bool) -> int:
-    """Stored bytes; of a dynamic model, what they will be once it is static and has the type asked for."""
+    """Stored bytes; for a dynamic model those that it will have after a static load in the data type asked for."""
     if not dynamic:
         return stored_bytes(tensor)
     return stored_bytes(tensor) * wanted_dtype(module, name, tensor).itemsize // tensor.dtype.itemsize
@@ -68,7 +68,7 @@ def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bo
 def _estimates(
     modules: dict[str, torch.nn.Module], step_seconds: float | None, flops: float | None
 ) -> dict[str, Block]:
-    """By block name, what is known of the model's family: order of execution and compute seconds."""
+    """Order of execution and compute seconds by block name, as far as the model's family is known."""
     prefix = DIFFUSION if any(name.startswith(DIFFUSION) for name in modules) else ""
     tensors = [
         TensorInfo(f"{name}.{tensor_name}", str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)

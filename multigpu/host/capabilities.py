@@ -1,4 +1,4 @@
-"""Facts about the host in this process: which symbols are as expected, and what it can do. No version is compared."""
+"""Which symbols of the host in this process are as expected, and which features they allow. Compares no versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .surface import SURFACE, Feature, Symbol
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A symbol and what is wrong with it; nothing is when `problem` is empty."""
+    """A symbol and what is wrong with it. `problem` is empty if nothing is."""
 
     symbol: Symbol
     problem: str = ""
@@ -58,7 +58,7 @@ class HostCapabilities:
 
 
 def probe(surface: tuple[Symbol, ...] = SURFACE) -> HostCapabilities:
-    """Look at the host in this process. Changes nothing and raises nothing: what is amiss becomes a finding."""
+    """Compare the host in this process with `SURFACE`. Changes nothing and never raises: problems become findings."""
     return HostCapabilities(
         version=str(_resolve("comfyui_version", "__version__", "unknown")),
         dynamic_vram=bool(_resolve("comfy.memory_management", "aimdo_enabled", False)),

@@ -92,10 +92,10 @@ def _rebuilt_control(control: Any, patcher: Any) -> Any:
 
 
 class ElsewhereModel:
-    """A ControlNet's model as the host calls it, run on its own device whatever device the latents are on.
+    """A ControlNet's model that runs on its own device, whatever device the latents are on.
 
-    The host gives it tensors of the diffusion model's device and expects the answer there. Everything else is the
-    model's own.
+    The host calls it with tensors on the diffusion model's device and expects the result there. All other attributes
+    are those of the model.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
@@ -116,7 +116,7 @@ class ElsewhereModel:
         return getattr(self._model, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        """The host copies a ControlNet for other devices by copying its model: it gets the plain one."""
+        """A copy of the plain model: the host makes a ControlNet for another device by copying its model."""
         return copy.deepcopy(self._model, memo)
 
 

@@ -1,8 +1,8 @@
 """Running a loader of the host, or of any pack, on a chosen device.
 
-For an accelerator torch's current device is enough: everything in the host that chooses a device by itself starts from
-it. For the CPU, and for backends without a current device, the host's own answer is replaced, in the thread that asked
-and for the length of the `with` only.
+For an accelerator it is enough to make it torch's current device: the host's own choice of a device starts from that.
+For the CPU, and for backends without a current device, the host's `get_torch_device` is replaced, in the thread that
+asked and for the length of the `with` only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WITHOUT_CURRENT = {"cpu", "mps", "privateuseone"}
 
 @contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
-    """Make `device` torch's current one in this thread; the one before comes back, whatever happens inside."""
+    """Make `device` torch's current one in this thread; the previous one is restored, whatever happens inside."""
     if device.type in WITHOUT_CURRENT:
         yield
         return
@@ -37,7 +37,7 @@ def current_device(device: torch.device) -> Iterator[None]:
 
 
 class DeviceScope:
-    """`with scope.on(device):` what is loaded inside is loaded for that device. May be nested; threads do not mix."""
+    """`with scope.on(device):` what is loaded inside is loaded for that device. May be nested; acts on one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class DeviceScope:
 
     @property
     def chosen(self) -> torch.device | None:
-        """The device that this thread's innermost scope answers with, None where the host answers by itself."""
+        """The device that `get_torch_device` returns in this thread; None where the host's own function decides."""
         stack: list[torch.device] = getattr(self._chosen, "stack", [])
         return stack[-1] if stack else None
 

@@ -14,13 +14,13 @@ MODEL_FILES = (".safetensors", ".sft", ".ckpt", ".pt", ".pt2", ".pth", ".bin", "
 
 
 def stamps_of(patchers: Iterable[Any], inputs: Iterable[Mapping[str, Any]]) -> frozenset[Stamp]:
-    """The files behind patchers, as their loaders noted them, and those that the inputs of nodes name."""
+    """Stamps of the files that patchers were loaded from, and of those that the inputs of nodes name."""
     paths = {path for patcher in patchers for path in files_of(patcher)}
     return frozenset(map(stamp, paths.union(*map(files_named, inputs))))
 
 
 def files_of(patcher: Any) -> Iterator[str]:
-    """The files behind a patcher, as its loader noted them."""
+    """The files a patcher was loaded from, as its loader has recorded them."""
     return _noted(getattr(patcher, "cached_patcher_init", None))
 
 
@@ -34,7 +34,8 @@ def _noted(value: Any) -> Iterator[str]:
 
 
 def files_named(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Model files in the host's folders that go by the name of an input, or are in a diffusers folder of that name."""
+    """Model files in the host's folders whose name is the value of an input, or that are in a diffusers folder of that
+    name."""
     for name in inputs.values():
         if isinstance(name, str) and name.lower().endswith(MODEL_FILES):
             for folder in list(folder_paths.folder_names_and_paths):

@@ -1,7 +1,7 @@
-"""What happens when memory is freed: the host's two functions as we replace them, and what surrounds them.
+"""What happens when memory is freed: our replacements of two functions of the host, and when they act.
 
-A free is four moments on the host's prompt worker: `unload_all_models`, the executor's reset (if asked for), a garbage
-collection, `soft_empty_cache`. We see the first and the last, and the collection through the collector's own callbacks.
+A free is four steps on the host's prompt worker: `unload_all_models`, the executor's reset (if asked for), a garbage
+collection, `soft_empty_cache`. We replace the first and the last, and see the collection through `gc.callbacks`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ USUAL_LIMIT = 85
 """Percent of RAM in use."""
 
 EVERYTHING = 1e30
-"""More bytes than any device has: what the host itself asks for to unload all."""
+"""More bytes than any device has: the host itself asks for so many to unload all models."""
 
 
 Noted = tuple["weakref.ref[Any]", str, int]
@@ -63,7 +63,7 @@ class FreeFlow:
     def __init__(
         self, devices: Callable[[], Sequence[Device]], pressure: Pressure | None, tidy: Callable[[], None]
     ) -> None:
-        """`tidy` gives back what placed models that are gone have left on devices. Called on the prompt worker."""
+        """`tidy` frees what placed models that no longer exist have left on devices. Called on the prompt worker."""
         self._devices = devices
         self._pressure = pressure
         self._tidy = tidy
@@ -85,7 +85,10 @@ class FreeFlow:
     # -- on and off -------------------------------------------------------------------------------------------
 
     def activate(self) -> bool:
-        """Replace the host's two functions, once. Another pack's patch is left alone: then this says so and is off."""
+        """Replace the host's two functions, once. Returns whether keep and eject are on.
+
+        If another pack has replaced one of them, nothing is changed, and a log line says that keep and eject are off.
+        """
         if self._refused:
             return False
         try:
@@ -145,9 +148,9 @@ class FreeFlow:
             self._await_end(name, kept)
 
     def _at_stake(self, loaded: Sequence[Any]) -> bool:
-        """Whether anything of ours is loaded, held, or was let go since the last free.
+        """Whether a pinned, flagged or placed model is loaded, one is held, or a choice was made since the last free.
 
-        If not, the host's functions run as if we were not there.
+        If not, only the host's own functions run.
         """
         ours = any(
             standing(entry.model.model) is not Standing.UNMANAGED or isinstance(entry.model, PlacedPatcher)
@@ -164,7 +167,7 @@ class FreeFlow:
         self.retention.settle([entry.model.model for entry in decision.anchor])
 
     def _free(self, keep: list[Any]) -> None:
-        """Unload everything else from every device that has a model, the CPU included."""
+        """Unload all models except `keep` from every device, the CPU included."""
         for device in dict.fromkeys(entry.device for entry in entries()):
             model_management.free_memory(EVERYTHING, device, keep_loaded=keep)
         model_management.reset_cast_buffers()
@@ -182,7 +185,7 @@ class FreeFlow:
             gc.callbacks.remove(self._collection)
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
-        """The collector's callback: the worker's full collection begins after the reset and before soft empty."""
+        """Called by Python's garbage collector. The worker collects after the reset and before `soft_empty_cache`."""
         flow = self._flow
         if flow is None or phase != "start" or info["generation"] < 2 or flow.thread != threading.get_ident():
             return
@@ -222,7 +225,7 @@ class FreeFlow:
             self.ask_for_all("RAM is short")
 
     def _relieve(self) -> None:
-        """After a free, if RAM is short still: give up what is held, pinned models last."""
+        """After a free, if RAM is still short: drop models that are held, pinned ones last."""
         while self._pressure is not None and (release := self._pressure.look(ram_used())) is not None:
             if release is Release.RETAINED:
                 self.retention.ledger.release_cycle(unless_recorded=False)
@@ -239,7 +242,7 @@ class FreeFlow:
     def ask_for_all(self, reason: str, *, force: bool = True) -> bool:
         """Ask the prompt worker for what `POST /free` with both flags asks for; it acts between prompts.
 
-        Without `force` only if RAM use is above the limit. Whether it was asked.
+        Without `force` only if RAM use is above the limit. Returns whether it was asked for.
         """
         limit = self._pressure.limit if self._pressure is not None else USUAL_LIMIT / 100
         if not force and ram_used() <= limit:
@@ -250,13 +253,13 @@ class FreeFlow:
         return True
 
     def keep(self, component: Any, wanted: Standing) -> None:
-        """Pin, flag or let go of the model in a component. The first that is pinned or flagged switches all this on."""
+        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
         if wanted is Standing.UNMANAGED or self.activate():
             self._said = self._on
             self.retention.set_standing(component, wanted)
 
     def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:
-        """Unload the models whose standing is to `leave`, in the middle of a prompt too; their names."""
+        """Unload the models for whose standing `leave` is true, also in the middle of a prompt. Returns their names."""
         leaving = [entry for entry in entries() if leave(standing(entry.model.model))]
         names = [type(entry.model.model).__name__ for entry in leaving]
         if leaving:
@@ -268,7 +271,7 @@ class FreeFlow:
         return clear_caches(self._accelerators())
 
     def _accelerators(self) -> list[DeviceId]:
-        """None when the host was told to use the CPU alone: asking would wake the others up."""
+        """Empty when the host was told to use the CPU only: asking accelerators for their memory would start them."""
         return [] if model_management.cpu_mode() else [device.id for device in self._devices()]
 
     def _look(self, identifier: str, tag: str) -> Snapshot:
@@ -277,14 +280,14 @@ class FreeFlow:
 
 
 def pressure(limit: int | None) -> Pressure | None:
-    """Watches the RAM, at `limit` percent or the usual 85. None if none is given and the executor's cache watches."""
+    """What watches the RAM, at `limit` or 85 percent. None if no limit is given and the host's cache watches it."""
     arguments = comfy.cli_args.args
     watched = not (arguments.cache_classic or arguments.cache_none or arguments.cache_lru > 0)
     return None if limit is None and watched else Pressure((limit or USUAL_LIMIT) / 100)
 
 
 def _prompt_runs() -> bool:
-    """Whether the host is at work on a prompt; never without a server, as in a script that imports the host."""
+    """Whether the host runs a prompt. False without a server, as in a script that imports the host."""
     server = getattr(PromptServer, "instance", None)
     return server is not None and bool(server.prompt_queue.currently_running)
 

@@ -27,9 +27,9 @@ def unload_all_but_pinned(flow: FreeFlow) -> None:
 
 
 def free_ram_caches(flow: FreeFlow) -> None:
-    """Drop the outputs that the executor remembers and that no waiting node of this prompt needs.
+    """Drop the cached outputs that no waiting node of this prompt needs.
 
-    Only the host's RAM cache, its default, can do that while a prompt runs; with another one this says so.
+    Only the host's default cache can do that while a prompt runs; with another one a warning says so.
     """
     if memory_management.extra_ram_release_callback is None:
         log.warning(

@@ -1,7 +1,7 @@
-"""Giving retained models back to the next prompt, through the host's interface for external caches.
+"""Handing held models back to the next prompt, through the host's interface for external caches.
 
-The host's executor owns what nodes made, and drops all of it when it is asked to free memory. On every miss it then
-asks us.
+The host's executor caches the outputs of nodes, and drops them all when it is asked to free memory. For every node
+whose output is not in its cache, it asks external caches such as this one before it runs the node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HandBack(Caching.CacheProvider):
         ended: Callable[[], None],
         missed: Callable[[], None],
     ) -> None:
-        """`missed` is called whenever the host has not found what a node makes, so before a loader runs."""
+        """`missed` is called whenever the host has not found a node's output in its cache, so before a loader runs."""
         self._retention = retention
         self._started = started
         self._ended = ended
@@ -35,7 +35,7 @@ class HandBack(Caching.CacheProvider):
         self.registered = False
 
     def watch_prompts(self) -> None:
-        """Be ready for that prompt. Its loaders run before our nodes do, so it has to be seen before it begins."""
+        """Register when the first prompt with one of our nodes is submitted: its loaders run before our nodes do."""
         PromptServer.instance.add_on_prompt_handler(self._submitted)
 
     def register(self) -> None:
@@ -57,9 +57,9 @@ class HandBack(Caching.CacheProvider):
     # -- the host's interface ---------------------------------------------------------------------------------
 
     def should_cache(self, context: Any, value: Any = None) -> bool:
-        """Asked before a lookup, without a value, and when a node has run, with what it made.
+        """The host calls this before a lookup, without a value, and after a node has run, with its outputs.
 
-        What a node made is recorded here: the host runs `on_store` at some later moment, which may be after the prompt.
+        Outputs are recorded here and not in `on_store`, which the host calls later, perhaps after the prompt.
         """
         if value is None:
             self._missed()
@@ -69,7 +69,7 @@ class HandBack(Caching.CacheProvider):
         return False
 
     async def on_lookup(self, context: Any) -> Any:
-        """The host's own key for a node (class, inputs, all upstream, what has changed) is the version we ask for."""
+        """The recorded outputs for a node. `version` is the host's own cache key, which also covers changed inputs."""
         outputs = self._retention.hand_back(context.node_id, context.cache_key_hash)
         return None if outputs is None else Caching.CacheValue(outputs=outputs)
 

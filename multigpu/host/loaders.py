@@ -1,6 +1,6 @@
 """The loader nodes of the host and of other packs: their inputs, their outputs, and calling them.
 
-They are looked up when they are needed, because packs load in no certain order. They are called, never subclassed.
+They are looked up when they are needed, because packs are loaded in no fixed order. They are called, never subclassed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def call(target: str, arguments: dict[str, Any], device: torch.device | None) ->
 
 
 def checkpoint_part(name: str, part: str) -> Any:
-    """One part of a checkpoint, `model`, `clip` or `vae`, read alone so that it is read for the current device."""
+    """One part of a checkpoint, `model`, `clip` or `vae`, read alone so that it is loaded for the current device."""
     path = folder_paths.get_full_path_or_raise("checkpoints", name)
     wanted = {"output_model": part == "model", "output_clip": part == "clip", "output_vae": part == "vae"}
     embeddings = folder_paths.get_folder_paths("embeddings")

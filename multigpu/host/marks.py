@@ -1,4 +1,4 @@
-"""The marks on modules by which the host's own code knows how to treat a placed model."""
+"""Sets the attributes on modules from which the host's own code sees how to treat a placed model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from comfy.model_patcher import move_weight_functions, wipe_lowvram_weight
 def mark_loaded(patcher: Any, away: Set[str]) -> None:
     """Mark all modules of the host's load list as loaded and patched, those in `away` also as cast on use.
 
-    A module that is cast on use works wherever its weight rests; while its bytes are staged on the compute device the
-    cast finds nothing to do. Saving and the host's own partial unload read the mark "patched".
+    A module that is cast on use works wherever its weight is; while its bytes are in the ring on the compute device,
+    the cast has nothing to do. Saving and the host's own partial unload read the mark "patched".
     """
     for *_, name, module, _params in patcher._load_list():
         if hasattr(module, "comfy_cast_weights"):

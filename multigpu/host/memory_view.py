@@ -17,12 +17,12 @@ from ..telemetry.snapshot import DeviceMemory, ModelMemory, Snapshot
 
 
 def entries() -> list[Any]:
-    """The entries of the host's list whose patcher lives."""
+    """The entries of the host's list of loaded models whose patcher still exists."""
     return [entry for entry in list(model_management.current_loaded_models) if entry.model is not None]
 
 
 def standing(model: Any) -> Standing:
-    """What was said about an inner model."""
+    """Whether an inner model is pinned, flagged or unmanaged."""
     return standing_of(getattr(model, FLAG, None))
 
 

@@ -15,15 +15,15 @@ from ..errors import InputError
 def find_tree() -> Path | None:
     """The ComfyUI that the current folder lies in, or the one that this pack was imported from; None if neither is one.
 
-    The pack may be a link in `custom_nodes`. Then only the path by which somebody came here leads to ComfyUI: the shell
-    keeps that of the current folder in PWD, Python that of an import in `__file__`. Neither may be resolved.
+    The pack may be a symbolic link in `custom_nodes`. Then only the unresolved path leads to ComfyUI: the shell keeps
+    that of the current folder in PWD, Python that of an import in `__file__`.
     """
     folders = [*_current_folder(), Path(__file__).absolute()]
     return next((tree for folder in folders for tree in (folder, *folder.parents) if _is_tree(tree)), None)
 
 
 def _current_folder() -> Iterator[Path]:
-    """As the shell names it, unless it was changed without a shell since; then as the system names it."""
+    """The current folder as PWD names it; if PWD is another folder, as the operating system names it."""
     with suppress(OSError):  # PWD is not there
         named = os.environ.get("PWD", "")
         if os.path.isabs(named) and os.path.samefile(named, os.curdir):

@@ -27,7 +27,7 @@ def static_patchers() -> Iterator[None]:
 
 @dataclass
 class Patch:
-    """A function of a host module that is replaced: which, with what parameters, why, and by what.
+    """A replacement for a function of a host module, with the parameters that function must have, and the reason.
 
     Installed and removed any number of times; what was there is put back as the very same object.
     """
@@ -50,9 +50,10 @@ class Patch:
         return self._original(*arguments)
 
     def install(self) -> None:
-        """Raises HostIncompatible and changes nothing if another pack was here first or the parameters differ.
+        """Replace the host's function, unless ours is installed and another pack has replaced that one since.
 
-        One that came later and calls ours through is left alone; one that put the host's function back is not.
+        Raises HostIncompatible, and changes nothing, if another pack replaced the host's function before us or its
+        parameters differ.
         """
         if self._original is not None and getattr(self.owner, self.name, None) is not self._original:
             return
@@ -63,7 +64,7 @@ class Patch:
         setattr(self.owner, self.name, self.replacement)
 
     def remove(self) -> None:
-        """Put the original back, unless another pack has replaced ours meanwhile: that one calls us through."""
+        """Put the original back, unless another pack has replaced ours meanwhile: its function may call ours."""
         if self.installed:
             setattr(self.owner, self.name, self._original)
             self._original = None

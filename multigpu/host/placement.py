@@ -19,10 +19,10 @@ from .reading import reading
 
 
 def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -> Any:
-    """A clone of `patcher` that loads by `plan`. The given one stays as it is.
+    """A clone of `patcher` that loads its model by `plan`. `patcher` itself is not changed.
 
-    A patcher of DynamicVRAM is replaced by a static one of the same file: the host's dynamic patcher decides by itself
-    what rests where. `poison` is for tests (see `Streamer`).
+    For a patcher of DynamicVRAM, a static one is made from the same file: the host's dynamic patcher decides by itself
+    where weights are. `poison` is for tests (see `Streamer`).
     """
     placed = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
     placed.load_device = torch.device(str(plan.compute))
@@ -34,15 +34,15 @@ def place(patcher: Any, plan: Plan, states: ModelStates, poison: bool = False) -
 
 
 def _register(patcher: Any, clone: Any) -> None:
-    """Every clone is known to its model's state. Some packs' patchers set the class of their clones themselves."""
+    """Add a clone to its model's state, and set its class: some packs' patchers set the class of their clones."""
     states: ModelStates = patcher.attachments[ATTACHMENT].states
     clone.__class__ = placed_class(type(clone), states)
-    clone.size = 0  # the host passes the size of the plan's share on; it counts again where there is no plan
+    clone.size = 0  # the host copies the size from a placed patcher, where it is the plan's; 0 makes it count again
     states.of(clone).patchers.add(clone)
 
 
 def static_clone(patcher: Any) -> Any:
-    """A patcher with the same patches over a freshly loaded, static model. DynamicVRAM stays on for all others."""
+    """A patcher with the same patches and a newly loaded static model. All other models stay dynamic."""
     if patcher.cached_patcher_init is None:
         raise HostError(
             f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be "
@@ -60,8 +60,8 @@ def static_clone(patcher: Any) -> Any:
 def take_over(clone: Any) -> None:
     """Make `clone` the only owner of a model that the host has just read for it.
 
-    The host's loader of text encoders loads its own patcher at once; that one is gone, and its entry in the host's list
-    is dead. The entry is taken out, and the model unloaded.
+    The host's loader of text encoders also puts the model on its device, with a patcher that is then thrown away. The
+    entry that this leaves in the host's list of loaded models is removed, and the model is unloaded.
     """
     loaded = model_management.current_loaded_models
     dead = [entry for entry in loaded if entry.model is None and entry.real_model and entry.real_model() is clone.model]
@@ -73,7 +73,7 @@ def take_over(clone: Any) -> None:
 
 
 def honour_dtypes(model: torch.nn.Module) -> None:
-    """Cast weights to the type the user asked for: in a DynamicVRAM process a static load keeps the file's."""
+    """Cast weights to the type the user asked for: where DynamicVRAM is on, a static load keeps the file's type."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or wanted_dtype(module, name, parameter) == parameter.dtype:
@@ -93,14 +93,14 @@ def plan_for(
 ) -> Plan:
     """The plan that `request` means for this patcher's model on its load device.
 
-    `step_seconds`, where known, is the time of one step with everything resident.
+    `step_seconds`, if known, is the time of one step with all blocks resident.
     """
     compute = device_id(patcher.load_device)
     return make_plan(request, blocks_of(patcher, step_seconds), budgets, compute, ring_bytes=ring_bytes)
 
 
 def device_id(device: torch.device) -> DeviceId:
-    """The host's device by our name; one without an index is the backend's current one."""
+    """A torch device as a `DeviceId`; without an index it is the backend's current device."""
     if device.type == "cpu":
         return CPU
     index = device.index if device.index is not None else torch.get_device_module(device).current_device()

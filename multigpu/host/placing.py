@@ -1,4 +1,4 @@
-"""From a component and a choice to a placed component: what the place nodes and the loader nodes do."""
+"""From a component and a choice to a placed component: what the place nodes and the loader nodes call."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Placer:
     states: ModelStates
     scope: DeviceScope
     keep: Callable[[Any, str], None]
-    """Told of every placed patcher what its `keep_loaded` says."""
+    """Called with every placed patcher and its `keep_loaded` choice."""
 
     def device(self, text: str) -> DeviceId | None:
         """The device that a widget names; None for the host's own choice.
 
-        A device that is not here is refused with the list, unless the setting says to fall back: then it is None, with
-        a warning each time.
+        Raises `UnknownDevice` for a device that is not on this machine; with the setting `fall_back` it returns None
+        instead, with a warning each time.
         """
         if is_default(text):
             return None
@@ -66,14 +66,15 @@ class Placer:
             return None
 
     def known(self, text: str) -> str:
-        """A device as a widget names it, for later calls: those do not warn again."""
+        """The device that a widget names, as text for later calls, so that these do not warn again."""
         return str(self.device(text) or DEFAULT_DEVICE)
 
     def place(self, component: Any, choice: Choice, *, fresh: bool = False) -> Any:
-        """A copy of the component that computes and rests where the choice says. The given one stays as it is.
+        """A copy of the component that computes, and whose weights rest, where the choice says. The given component is
+        not changed.
 
-        `fresh` says that the component was just loaded and nobody else has it, so that its weights may be used as they
-        are. Raises `MultiGPUError` with what to do when the component, a device or the request does not fit.
+        `fresh` says that the component was just loaded and has no other user, so that its weights need not be copied.
+        Raises `MultiGPUError`, with what to do, if the component, a device or the request cannot be used.
         """
         self.capabilities.need(Feature.PLACEMENT)
         part = part_of(component)
@@ -92,8 +93,8 @@ class Placer:
     def loaded_on(self, device: str, load: LoadFor) -> tuple[Any, ...]:
         """What `load` returns, loaded for the device that the widget names.
 
-        The loader runs with that device as the current one, which is then as it was, whatever happens. Afterwards each
-        component is looked at: what the loader has put on another device is moved.
+        The loader runs with that device as torch's current one; the previous one is restored, whatever happens.
+        Afterwards each component that the loader has put on another device is moved.
         """
         self.capabilities.need(Feature.DEVICES)
         named = self.device(device)
@@ -105,9 +106,10 @@ class Placer:
         return tuple(self._checked(component, where) for component in components)
 
     def loaded_and_placed(self, choice: Choice, load: LoadFor, *, alone: bool) -> tuple[Any, ...]:
-        """The same, with the first component (the diffusion model, where there are several) placed by the choice.
+        """As `loaded_on`, with the first component (the diffusion model, where there are several) placed by the choice.
 
-        `alone`: there is only the one. If weights are to leave, it is loaded as the static model that a plan needs.
+        `alone` says that there is only one component. If weights are to leave the compute device, it is then loaded
+        without DynamicVRAM at once, as a plan needs it.
         """
         request = self.here(choice)
         compute = str(self.device(choice.compute) or _named_compute(request) or DEFAULT_DEVICE)
@@ -135,7 +137,7 @@ class Placer:
             model_management.free_memory(1e30, where, keep_loaded=kept)
 
     def _plan(self, request: Request, patcher: Any, compute: DeviceId) -> Plan:
-        """The plan by measured speeds; nothing is measured when nothing is to leave."""
+        """The plan, by measured speeds; nothing is measured if nothing is to leave the compute device."""
         blocks, budgets = blocks_of(patcher), self.budgets()
         donors = possible_donors(request, blocks, budgets, compute)
         if donors:
@@ -150,15 +152,15 @@ class Placer:
         if not plan.streamed and ATTACHMENT not in patcher.attachments:
             return retargeted(patcher, device, self.scope, fresh=fresh)
         if patcher.is_dynamic():
-            with self.scope.on(device):  # the static copy that a plan needs is read for its device at once
+            with self.scope.on(device):  # so that the static copy that a plan needs is read for this device
                 return place(patcher, plan, self.states)
         return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
 
     def here(self, choice: Choice) -> Request:
-        """The choice's request with the devices of this machine behind its names.
+        """The choice's request, with its device names replaced by devices of this machine.
 
-        Raises `UnknownDevice` with the list, unless the setting says to fall back: then what names a device that is not
-        here means RAM, or whatever computes in its place, with a warning each time.
+        Raises `UnknownDevice` for a device that is not on this machine. With the setting `fall_back`, RAM (or the
+        device that computes instead) takes its place, with a warning each time.
         """
         request = choice.request
         missing = [device for device in devices_of(request) if not self.inventory.is_here(str(device))]
@@ -170,7 +172,7 @@ class Placer:
         return renamed(request, lambda device: self.inventory.resolve(str(device)))
 
     def budgets(self) -> list[DeviceBudget]:
-        """The devices' memory for one plan: what is free, and what the host would free by unloading other models."""
+        """The devices' memory for one plan: what is free, plus what the host would free by unloading other models."""
         budgets = host_budgets([device.id for device in self.inventory.devices])
         return [
             DeviceBudget(budget.device, budget.total, min(budget.total, budget.free + _unloadable(budget.device)))
@@ -193,7 +195,7 @@ def _named_compute(request: Request) -> DeviceId | None:
 
 
 def _unloadable(device: DeviceId) -> int:
-    """Bytes on an accelerator that belong to models which nobody has asked to keep."""
+    """Bytes on an accelerator that belong to models that are not set to keep."""
     if device.is_cpu:
         return 0
     where = torch_device(device)

@@ -8,9 +8,9 @@ STEPS = 100
 
 
 class LoadingBar:
-    """Called with the bytes of each block that is dealt with; moves the bar in whole percents.
+    """Call it with the bytes of each block that has been loaded; it moves the bar in whole percents.
 
-    The host may raise out of it when the user has interrupted the prompt.
+    The call raises the host's exception when the user has interrupted the prompt.
     """
 
     def __init__(self, total: int) -> None:
@@ -24,7 +24,7 @@ class LoadingBar:
         self._show(min(STEPS, STEPS * self._done // self._total))
 
     def finish(self) -> None:
-        """Blocks that were at home already are not told of: what is left of the bar is theirs."""
+        """Fill the bar: blocks that were already at home did not move it."""
         self._show(STEPS)
 
     def _show(self, step: int) -> None:

@@ -1,4 +1,7 @@
-"""The prompt that runs, and what its nodes say about models: read from the graph, so that it counts who ever runs."""
+"""The prompt that runs, and the `keep_loaded` choices of its nodes.
+
+The choices are read from the graph, so that they also count for nodes that do not run because their output is cached.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,28 @@ from ..lifecycle.policy import Standing
 from ..lifecycle.prompt import Prompt, source_of
 
 KEEP_LOADED = "keep_loaded"
-"""The input by which a node says keep, eject or default; only nodes that have it are asked."""
+"""The input with which a node chooses keep, eject or default."""
 
 OWN_NODES = __name__.rpartition(".host.")[0] + "."
 """What the module names of our node classes begin with."""
 
 
 class PromptWatch:
-    """Knows the prompt that runs. Used by the prompt worker alone."""
+    """Knows the prompt that runs. Used by the prompt worker only."""
 
     def __init__(self) -> None:
         self.number = 0
-        """Rises with every prompt."""
+        """Counts the prompts."""
         self._source = ("", "")
 
     def start(self, prompt_id: str) -> Prompt:
-        """A prompt begins. Its nodes, as submitted."""
+        """Note that a prompt begins. Returns it as it was submitted."""
         self.number += 1
         item = _running_item(prompt_id)
         return Prompt({}) if item is None else Prompt(item[2], self._source_of(prompt_id))
 
     def running(self) -> Prompt | None:
-        """The prompt that runs with all that nodes have added to it; None where nothing runs."""
+        """The prompt that runs, including nodes that other nodes have added to it; None if none runs."""
         state = get_progress_state()
         if not state.prompt_id:
             return None
@@ -48,7 +51,7 @@ class PromptWatch:
         return Prompt(every, self._source_of(state.prompt_id), prompt.ephemeral_parents)
 
     def now(self) -> tuple[Prompt | None, str]:
-        """The prompt and the node that execute right now; no prompt when called from outside."""
+        """The prompt and the node that execute right now; None and "" when called outside of a node."""
         context = get_executing_context()
         prompt = None if context is None else self.running()
         if context is None or prompt is None or context.node_id not in prompt.nodes:
@@ -56,12 +59,12 @@ class PromptWatch:
         return prompt, context.node_id
 
     def words(self, prompt: Prompt) -> Iterator[tuple[str, Standing | None]]:
-        """What each of our nodes says; None where that comes from another node, and is known when it has run."""
+        """The choice of each of our nodes; None if it is linked to another node's output and so not known yet."""
         for node_id, node in prompt.nodes.items():
             if not is_own(node) or not getattr(nodes.NODE_CLASS_MAPPINGS[node["class_type"]], "KEEPS_LOADED", False):
                 continue
             given = node["inputs"].get(KEEP_LOADED, DEFAULT)
-            with suppress(InputError):  # nobody validates a node that leads to no output
+            with suppress(InputError):  # the host does not validate a node that leads to no output
                 yield node_id, None if isinstance(given, list) else Standing(read_keep(given))
 
     def _source_of(self, prompt_id: str) -> str:
@@ -72,7 +75,7 @@ class PromptWatch:
 
 
 def is_own(node: Any) -> bool:
-    """Whether a node of a submitted prompt, which nobody may have validated yet, is one of ours."""
+    """Whether a node of a submitted prompt, which may not be validated yet, is one of ours."""
     name = node.get("class_type") if isinstance(node, dict) else None
     found = nodes.NODE_CLASS_MAPPINGS.get(name) if isinstance(name, str) else None
     return getattr(found, "__module__", "").startswith(OWN_NODES)

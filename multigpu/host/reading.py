@@ -1,7 +1,7 @@
 """Progress while the host's own loader reads files.
 
-It tells nobody how far it is, so what this process has read is watched meanwhile. With DynamicVRAM files are read
-later, as they are needed: then the bar goes from 0 to 100 when the loader returns.
+The loader does not report how far it is, so a thread watches how much this process has read. With DynamicVRAM files are
+read later, as they are needed: then the bar goes from 0 to 100 when the loader returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..telemetry.reading import Reading
 from .progress import STEPS
 
 PERIOD = 0.2
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 
 THREAD = "MultiGPU reading"
 

@@ -1,8 +1,8 @@
 """Giving a model another compute device.
 
-Clones of one patcher share the weights, and the host moves weights by the device of whichever clone it loads: clones
-on two devices would take the weights away from each other. So a model for another device gets weights of its own, as
-the host's own Select ... Device nodes do it: read again from the file where the loader said how, copied otherwise.
+Clones of one patcher share the weights, and the host moves them to the device of the clone that it loads: clones on two
+devices would take the weights away from each other. So a model for another device gets its own weights, as with the
+host's Select ... Device nodes. They are read again from the file if the loader has recorded how, and copied otherwise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CPU = torch.device("cpu")
 
 
 def retargeted(patcher: Any, device: torch.device, scope: DeviceScope, *, fresh: bool = False) -> Any:
-    """A clone of `patcher` that computes on `device`. The given one keeps its device and its weights.
+    """A clone of `patcher` that computes on `device`. `patcher` keeps its device and its weights.
 
-    `fresh` says that nobody else has this patcher: then it is the patcher itself, changed.
+    `fresh` says that this patcher has no other user: then `patcher` itself is changed and returned.
     """
     if patcher.load_device == device:
         return patcher if fresh else patcher.clone()
@@ -43,7 +43,7 @@ def retargeted(patcher: Any, device: torch.device, scope: DeviceScope, *, fresh:
 
 
 def unload(patcher: Any) -> None:
-    """Take the model off its device, whichever clone it was loaded by. Others stay."""
+    """Unload the model of `patcher`, whichever clone has loaded it. Other models stay loaded."""
     loaded = [*model_management.current_loaded_models]
     ours = [entry for entry in loaded if entry.model is not None and entry.model.is_clone(patcher)]
     others = [entry for entry in loaded if entry not in ours]
@@ -52,7 +52,7 @@ def unload(patcher: Any) -> None:
 
 
 def _reloaded(patcher: Any, device: torch.device, scope: DeviceScope) -> Any:
-    """Read again, in the types that suit the device."""
+    """A patcher whose model is read again from its file, in the data types that suit the device."""
     with scope.on(device), reading(files_of(patcher)):
         if patcher.is_dynamic() and device == CPU:
             return static_clone(patcher)
@@ -69,7 +69,7 @@ def _copied(patcher: Any) -> Any:
 
 
 def _use_supported_dtype(patcher: Any, device: torch.device) -> None:
-    """Compute in a type that the device can, when the weights' own is not one and the loader chose for another."""
+    """If the device does not support the data type of the weights, compute in one that it does support."""
     model = patcher.model
     if hasattr(model, "get_dtype") and getattr(model, "manual_cast_dtype", model) is None:
         wanted = model_management.unet_manual_cast(model.get_dtype(), device)

@@ -1,4 +1,4 @@
-"""Who is pinned and who is flagged, and what is held because of it."""
+"""Which models are pinned or flagged, and which are held in memory because of that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_root(patcher: Any) -> bool:
 
 
 def base_of(patcher: Any) -> Any:
-    """The patcher to hold so that `patcher`'s model stays as it is placed, without what a prompt put on top."""
+    """The patcher to hold so that `patcher`'s model stays placed, but without patches that a prompt added (a LoRA)."""
     while not is_root(patcher) and type(patcher.parent) is type(patcher):
         patcher = patcher.parent
     return patcher
@@ -43,10 +43,10 @@ def base_of(patcher: Any) -> Any:
 
 @dataclass
 class Spoken:
-    """What a node said when it ran, and of which patchers."""
+    """The choice of a node when it ran, and the patchers it was about."""
 
     asked_for: str
-    """The node and all upstream, without what it said: who asks for the same again gets the same model."""
+    """The signature of the node without its choice: a node with the same one asks for the same model."""
     prompt: int
     wanted: Standing
     patchers: list[weakref.ref[Any]]
@@ -56,7 +56,7 @@ class Spoken:
 
 
 class Retention:
-    """The words about models, the flags that follow from them, and what is held: the records and the anchors."""
+    """The choices for models, the flags on models that follow from them, and what is held (records and anchors)."""
 
     def __init__(self) -> None:
         ports = Ports(
@@ -69,15 +69,15 @@ class Retention:
         self.prompts = PromptWatch()
         self._words: weakref.WeakKeyDictionary[Any, Words] = weakref.WeakKeyDictionary()
         self._spoken: dict[str, Spoken] = {}
-        """By the node's signature: while the host remembers what the node made, it need not run to say it again."""
+        """By the node's signature. A node whose output is cached does not run, so its choice is looked up here."""
         self._until_end: list[Any] = []
-        """Models that the running prompt asks for, or does not keep any more. They are held until it is over, so that
-        the host does not forget them before a node that has changed nothing but its choice asks for them again."""
+        """Models that are held until the running prompt is over: those that its nodes ask for, which the host might drop
+        from its cache before a node with a changed choice runs, and those that the prompt no longer keeps."""
 
     # -- words ------------------------------------------------------------------------------------------------
 
     def prompt_started(self, prompt_id: str) -> Prompt:
-        """Hold, until it is over, what our nodes in the prompt ask for and what was made for the same before."""
+        """Hold the existing models that our nodes in the prompt ask for until the prompt is over. Returns the prompt."""
         prompt = self.prompts.start(prompt_id)
         asked_for = {prompt.signature(node_id, without=(KEEP_LOADED,)) for node_id, _ in self.prompts.words(prompt)}
         found = [spoken.living() for spoken in self._spoken.values() if spoken.asked_for in asked_for]
@@ -86,9 +86,9 @@ class Retention:
         return prompt
 
     def take_words(self, prompt: Prompt) -> bool:
-        """Take the words of all nodes of the prompt, those included that will not run because nothing has changed.
+        """Record the choices of all nodes of the prompt, also of those that will not run because they are cached.
 
-        Whether any concerned a model.
+        Returns whether any of them was about a known model.
         """
         said = [
             (patcher, spoken.wanted if wanted is None else wanted, node_id)
@@ -101,7 +101,7 @@ class Retention:
         return bool(said)
 
     def prompt_ended(self) -> None:
-        """Let go of what the prompt does not keep any more."""
+        """Stop holding the models that the prompt no longer keeps."""
         self._spoken = {key: spoken for key, spoken in self._spoken.items() if spoken.living()}
         self._let_go()
 
@@ -110,7 +110,7 @@ class Retention:
         self.settle()
 
     def set_standing(self, component: Any, wanted: Standing) -> None:
-        """Flag, pin or let go of the model inside a component. Raises InputError when there is none in it.
+        """Flag, pin or unpin the model inside a component. Raises InputError when there is none in it.
 
         All clones of a model share this; see `Words` for what happens when nodes disagree.
         """
@@ -149,15 +149,15 @@ class Retention:
 
     def _words_about(self, model: Any) -> Words:
         words = self._words.setdefault(model, Words())
-        if words.standing is not standing(model):  # somebody has set the attribute
+        if words.standing is not standing(model):  # other code has set the attribute
             words.say(Standing.UNMANAGED)
             words.say(standing(model), prompt=self.prompts.number)
         return words
 
     def _let_go_of_older_copies(self, asked_for: str, model: Any) -> None:
-        """A node that asks for what was asked for before, and has got a new model, has no use for the old one.
+        """Release pinned models that an equal node got before and that `model` replaces.
 
-        The host repeats a loader when it has forgotten what the loader made, and we could not hand that back.
+        The host runs a loader again when its output is no longer cached and could not be handed back.
         """
         older = [
             patcher.model for its in self._spoken.values() if its.asked_for == asked_for for patcher in its.living()
@@ -172,7 +172,7 @@ class Retention:
     # -- what is held -----------------------------------------------------------------------------------------
 
     def anchor(self, patcher: Any, reason: str) -> None:
-        """Hold a patcher: until the user lets go if its model is pinned, otherwise for one cycle."""
+        """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
         if self.ledger.anchored(patcher.model):
             return
         self.ledger.anchor(patcher, reason, pinned=standing(patcher.model) is Standing.PINNED)
@@ -180,18 +180,18 @@ class Retention:
         log.info("[MultiGPU] %s is held in memory (%s); models held: %d", type(patcher.model).__name__, reason, held)
 
     def clear(self, reason: str) -> int:
-        """Let go of everything; how many models were held."""
+        """Stop holding anything. Returns how many models were held."""
         count = self.ledger.clear()
         if count:
             log.info("[MultiGPU] %d models are no longer held in memory (%s)", count, reason)
         return count
 
     def pinned(self) -> list[Any]:
-        """The living models that the user pinned, as far as we saw them."""
+        """The existing models that are pinned, among those we have recorded or hold."""
         return [model for model in self.ledger.known_models() if standing(model) is Standing.PINNED]
 
     def reconcile(self) -> None:
-        """Let go of models that were pinned and are not any more: others may change the attribute."""
+        """Release models that are no longer pinned: other code may change the attribute."""
         for anchor in self.ledger.anchors():
             model = anchor.patcher.model
             leaving = any(its is model for its in self._until_end)
@@ -210,30 +210,30 @@ class Retention:
     # -- handing back -----------------------------------------------------------------------------------------
 
     def load_once(self, key: str, values: dict[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-        """What `load` returns, or what it returned before for `key` while that lives and its files are the same.
+        """What `load` returned before for `key`, if that still exists and its files are unchanged; else call `load`.
 
-        `values` are the inputs it is made from, which may name files.
+        `values` are the inputs of `load`, which may name files.
         """
         older = self.ledger.made(key)
         found = self.ledger.hand_back(key)
         if found is not None:
             return tuple(slot[0] for slot in found)
-        while older:  # they go before their successors are loaded
+        while older:  # free their memory before they are loaded again
             self._release(older.pop())
         loaded = tuple(load())
         self.ledger.remember(key, [[value] for value in loaded], stamps_of(_patchers(loaded), [values]))
         return loaded
 
     def knows(self, node_id: str) -> bool:
-        """Whether a node of the running prompt asks for something that was made before."""
+        """Whether there is a record for what a node of the running prompt asks for."""
         prompt = self.prompts.running()
         return prompt is not None and self.ledger.knows(prompt.signature(node_id))
 
     def hand_back(self, node_id: str, version: str) -> list[list[Any]] | None:
-        """What a node of the running prompt asks for, if it was made before from the very same things.
+        """The recorded outputs for what a node of the running prompt asks for, if they are still valid.
 
-        Not if something upstream is used elsewhere too and so has to be loaded again, this model with it: there are
-        never to be two copies.
+        None if a loader upstream has to run again anyway, because other nodes use it too: it would load this model
+        again, and there must never be two copies.
         """
         prompt = self.prompts.running()
         if prompt is None:
@@ -243,18 +243,18 @@ class Retention:
         upstream = map(prompt.signature, prompt.upstream(node_id))
         loaders = {its for its in upstream if _share(self.ledger.made(its), models)}
         outputs = None if self._runs_again(prompt, node_id, loaders) else self.ledger.hand_back(key, version)
-        if outputs is None and not loaders:  # whoever loaded these is not known, and is about to do it again
+        if outputs is None and not loaders:  # we do not know which node loaded these; it is about to load them again
             while models:
                 self._release(models.pop())
         return outputs
 
     def _runs_again(self, prompt: Prompt, node_id: str, loaders: set[str]) -> bool:
-        """Whether a loader of what a node made has to run: it is used elsewhere, and not all that it made is there."""
+        """Whether one of `loaders` has to run again: other nodes use it too, and not all of its outputs exist."""
         used = {its for each in prompt.used_outside(node_id) for its in map(prompt.signature, prompt.upstream(each))}
         return not all(map(self.ledger.is_whole, loaders & used)) if loaders else bool(used)
 
     def remember(self, node_id: str, version: str, outputs: Sequence[Sequence[Any]]) -> None:
-        """Record the outputs of a node of the running prompt, if it made models and nothing else."""
+        """Record the outputs of a node of the running prompt, if they are models (or plain values beside models)."""
         prompt = self.prompts.running()
         if prompt is None or node_id not in prompt.nodes:
             return

@@ -1,1 +1,1 @@
-"""Who stays and who leaves when memory is freed. Pure: the host's objects come in through small ports."""
+"""Which models stay and which are unloaded when memory is freed. Pure: `Ports` are the only access to host objects."""

@@ -1,8 +1,8 @@
 """Which node made which models, and what is held so that the next prompt gets them back.
 
-A record is the outputs of one node, held weakly. Once all models in it are retained it holds them strongly: then it is
-the anchor, and the outputs can be handed back. Models without such a record are held by an explicit anchor instead.
-Nothing here knows the host: a value's holders and a holder's model come from the two ports.
+A record is the outputs of one node, by weak references. Once all models in it are to be held for the next prompt, the
+record holds them by strong references, and the outputs can be handed back. Models without such a record are held by an
+`Anchor` instead. Nothing here knows the host's classes: all questions about its objects go through `Ports`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Stamp = tuple[str, int, int]
 
 
 def stamp(path: str) -> Stamp:
-    """What tells one version of a file from another; one that is gone is unlike any."""
+    """Identifies one version of a file. A file that does not exist has a stamp that no existing file has."""
     try:
         status = os.stat(path)
     except OSError:
@@ -46,7 +46,7 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Gives the value for as long as it lives, then GONE."""
+    """A function that returns the value as long as it exists, then GONE."""
     if isinstance(value, PLAIN):
         return lambda: value
     weak = weakref.ref(value)
@@ -72,7 +72,7 @@ class Record:
         return None if any(value is GONE for slot in values for value in slot) else values
 
     def patchers(self) -> list[Any]:
-        """Of the values that live."""
+        """The patchers inside the values that still exist."""
         values = (reference() for slot in self._slots for reference in slot)
         found = (self._ports.patcher_of(value) for value in values if value is not GONE)
         return [patcher for patcher in found if patcher is not None]
@@ -81,11 +81,11 @@ class Record:
         return [self._ports.model_of(patcher) for patcher in self.patchers()]
 
     def made(self) -> list[Any]:
-        """The models that this very node loaded and that still live, whatever became of its outputs."""
+        """The models that this node itself loaded and that still exist, even if its outputs do not."""
         return [model for model in (reference() for reference in self._made) if model is not None]
 
     def current(self) -> bool:
-        """Whether the files are the ones that were loaded."""
+        """Whether the files are unchanged since they were loaded."""
         return all(stamp(path) == (path, size, time) for path, size, time in self.stamps)
 
     def hold(self, strongly: bool) -> None:
@@ -98,7 +98,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A patcher held by itself. `pinned`: until the user lets go, otherwise until the next prompt begins."""
+    """A patcher that is held without a record: as long as its model is pinned, or else until the next prompt begins."""
 
     patcher: Any
     reason: str
@@ -106,7 +106,7 @@ class Anchor:
 
 
 class Ledger:
-    """The records and anchors of one process. The host's prompt worker uses it, and whoever asks from outside."""
+    """The records and anchors of one process. Used by the host's prompt worker and by callers of our API."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
@@ -116,9 +116,10 @@ class Ledger:
     # -- records ----------------------------------------------------------------------------------------------
 
     def remember(self, key: str, outputs: Sequence[Sequence[Any]], stamps: Iterable[Stamp], version: str = "") -> bool:
-        """Record what a node made, if that is models and nothing else. It takes the place of an older record.
+        """Record the outputs of a node, if they are models (or plain values beside models). Replaces an older record.
 
-        `key` is what the node asks for. `version` tells apart what nodes make of that at different times.
+        `key` says what the node asks for: two nodes with the same key get the same. `version` differs when the node
+        would make something else than before, although it asks for the same.
         """
         others = [value for slot in outputs for value in slot if self._ports.patcher_of(value) is None]
         if not all(isinstance(value, PLAIN) for value in others) or len(others) == sum(map(len, outputs)):
@@ -129,10 +130,10 @@ class Ledger:
         return True
 
     def hand_back(self, key: str, version: str = "") -> list[list[Any]] | None:
-        """The outputs of the key, if all live, their files are unchanged, and so is the version.
+        """The recorded outputs for the key, if all of them still exist and files and version are unchanged.
 
-        A record that cannot be handed back is forgotten, and the models its node loaded are let go: the node that asks
-        is about to load their successors, and there are never to be two copies.
+        Otherwise the record is forgotten, and the models its node loaded are released: the node is about to load them
+        again, and there must never be two copies.
         """
         record = self._records.get(key)
         if record is None:
@@ -143,7 +144,7 @@ class Ledger:
         return outputs
 
     def forget(self, key: str, successors: Sequence[Any] = ()) -> None:
-        """Drop a record and let go of the models its node loaded, except those that are among `successors`."""
+        """Drop a record and release the models its node loaded, except those that are among `successors`."""
         record = self._records.pop(key, None)
         for model in record.made() if record is not None else ():
             if not any(model is its for its in successors):
@@ -153,11 +154,11 @@ class Ledger:
         return key in self._records
 
     def models(self, key: str) -> list[Any]:
-        """The models in the record of the key, as far as they live."""
+        """The models in the record of the key that still exist."""
         return self._records[key].models() if key in self._records else []
 
     def made(self, key: str) -> list[Any]:
-        """The models that the node of the key has itself loaded and that still live."""
+        """The models that the node of the key loaded itself and that still exist."""
         return self._records[key].made() if key in self._records else []
 
     def is_whole(self, key: str) -> bool:
@@ -171,28 +172,31 @@ class Ledger:
     # -- anchors ----------------------------------------------------------------------------------------------
 
     def anchor(self, patcher: Any, reason: str, *, pinned: bool) -> None:
-        """Hold a patcher; a model has one anchor, the newest."""
+        """Hold a patcher. A model has one anchor; a new one replaces the old one."""
         self._anchors[id(self._ports.model_of(patcher))] = Anchor(patcher, reason, pinned)
 
     def anchored(self, model: Any) -> bool:
         return id(model) in self._anchors
 
     def release(self, model: Any) -> bool:
-        """Let go of a model: its anchor, and every record that has it. Whether it had an anchor."""
+        """Stop holding a model, by its anchor and by every record that has it. Returns whether it had an anchor."""
         for record in self._all():
             if record.held and any(its is model for its in record.models()):
                 record.hold(False)
         return self._anchors.pop(id(model), None) is not None
 
     def release_cycle(self, *, unless_recorded: bool) -> None:
-        """Let go of what was held for one cycle only; `unless_recorded`, of what cannot be handed back anyway."""
+        """Remove the anchors of models that are not pinned.
+
+        With `unless_recorded` only those whose model is in no held record, and so could not be handed back.
+        """
         recorded = {id(model) for record in self._all() if record.held for model in record.models()}
         for key, anchor in list(self._anchors.items()):
             if not anchor.pinned and not (unless_recorded and key in recorded):
                 self._anchors.pop(key, None)
 
     def clear(self) -> int:
-        """Let go of everything; how many models were held."""
+        """Stop holding anything. Returns how many models were held."""
         count = len(self.retained_models())
         self._anchors.clear()
         for record in self._all():
@@ -203,7 +207,7 @@ class Ledger:
         return list(self._anchors.values())
 
     def known_models(self) -> list[Any]:
-        """Every living model that was recorded or is held, once."""
+        """Every existing model that was recorded or is held, once."""
         return self._models(self._all())
 
     def retained_models(self) -> list[Any]:
@@ -218,10 +222,10 @@ class Ledger:
     # -- settling ---------------------------------------------------------------------------------------------
 
     def settle(self, retained: Collection[Any]) -> None:
-        """Hold exactly the records that are to be handed back: all of their models are in `retained`.
+        """Hold exactly the records that can be handed back: those whose models are all in `retained`.
 
-        Of the patchers of one model only those from a loader count, and the anchored one if it is clean. The others
-        carry what a prompt put on top (a LoRA); their nodes run again.
+        A record also needs patchers that come from a loader, or the anchored one if it has no patches. Other patchers
+        carry what a prompt added (a LoRA); their nodes run again.
         """
         wanted = {id(model) for model in retained}
         for key, record in list(self._records.items()):

@@ -1,10 +1,10 @@
-"""The decision table: who leaves and who stays when the host is asked to unload all models.
+"""The decision table: which models are unloaded and which stay when the host is asked to unload all models.
 
                           flagged     pinned    unmanaged
-some model is flagged     ejected     stays     stays, anchored for this cycle
+some model is flagged     ejected     stays     stays, anchored until the next prompt is over
 none flagged, some pinned             stays     unloaded, as the host would
 none flagged, none pinned                       the host's own unload
-inside an exception       everything goes: anchors cleared, the host's own unload
+inside an exception       everything is unloaded by the host's own unload, and all anchors are removed
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Model = TypeVar("Model")
 
 
 class Standing(Enum):
-    """What the user said about a model. The value is the choice of the `keep_loaded` widget."""
+    """What the user chose for a model. The value is the choice of the `keep_loaded` widget."""
 
     UNMANAGED = "default"
     PINNED = "keep"
@@ -29,7 +29,7 @@ class Standing(Enum):
 
 
 class Step(Enum):
-    """What becomes of a model in one unload."""
+    """What happens to a model in one unload."""
 
     EJECT = "ejected"
     STAY = "stays"
@@ -47,9 +47,9 @@ TABLE: dict[str, dict[Standing, Step]] = {
 
 @dataclass(frozen=True)
 class Decision(Generic[Model]):
-    """One row of the table, applied. `row` names it; every model given is in exactly one of the tuples.
+    """The result of applying the row `row` of the table. Every given model is in exactly one of the tuples.
 
-    With `whole` the host's own unload is called, and no anchor is left.
+    If `whole`, the host's own unload is called and all anchors are removed.
     """
 
     row: str
@@ -64,7 +64,7 @@ class Decision(Generic[Model]):
 
 
 def standing_of(flag: object) -> Standing:
-    """The standing that the attribute's value means: True flagged, False pinned, anything else nothing."""
+    """The standing for a value of the attribute: True is flagged, False is pinned, anything else is unmanaged."""
     if flag is True:
         return Standing.FLAGGED
     return Standing.PINNED if flag is False else Standing.UNMANAGED

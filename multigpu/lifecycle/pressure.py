@@ -1,4 +1,4 @@
-"""When RAM runs short between prompts: what to give up, and when to stop."""
+"""When RAM runs short between prompts: what to drop, and when to stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Release(Enum):
-    """What can be given up, in this order. The value is what the log says."""
+    """What can be dropped, in this order. The value is what the log says."""
 
     CACHES = "the executor's cached outputs and models nobody asked to keep"
     RETAINED = "models held for the next prompt"
@@ -19,11 +19,11 @@ ORDER = tuple(Release)
 
 @dataclass
 class Pressure:
-    """Decides what to release at each look at the RAM in use, a fraction from 0 to 1.
+    """Decides what to release each time it is told the fraction of RAM in use, from 0 to 1.
 
-    Acts when more than `limit` is in use, one step further at each look. After the last step, or once use has fallen to
-    the limit, it rests until use falls below `limit` - `hysteresis`: memory that others hold must not make us free the
-    same things after every prompt.
+    While more than `limit` is in use, each call of `look` goes one step further in the order. After the last step, or
+    once use has fallen to the limit, nothing is released until use falls below `limit` - `hysteresis`: memory that
+    other programs hold must not make us free the same things after every prompt.
     """
 
     limit: float
@@ -32,7 +32,7 @@ class Pressure:
     _resting: bool = field(default=False, init=False)
 
     def look(self, used: float) -> Release | None:
-        """The next thing to release, or None when there is enough room or nothing is left to give."""
+        """The next thing to release, or None if there is enough room or nothing is left to release."""
         if used < self.limit - self.hysteresis:
             self._next, self._resting = 0, False
             return None

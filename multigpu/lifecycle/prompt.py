@@ -1,4 +1,4 @@
-"""A prompt as it was submitted: what is upstream of a node, and what exactly a node asks for."""
+"""A submitted prompt as a graph: what is upstream of a node, and whether two nodes ask for the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A node that says keep, eject or default. Other workflows and other clients may have nodes of the same id."""
+    """A node that chooses keep, eject or default. `source` tells it from nodes with the same id in other workflows."""
 
     source: str
     node: str
@@ -22,9 +22,9 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The nodes of a prompt by id, those that other nodes have added while it runs included.
+    """The nodes of a prompt by id, including nodes that other nodes have added while it runs (node expansion).
 
-    `source` tells workflows and clients apart. `parents` names, for each added node, the one that added it.
+    `source` names the workflow or client it came from. `parents` gives for each added node the one that added it.
     """
 
     nodes: Mapping[str, Node]
@@ -35,16 +35,16 @@ class Prompt:
         return Speaker(self.source, node_id)
 
     def links(self, node_id: str) -> Iterator[str]:
-        """The nodes whose outputs a node takes, by name of its inputs."""
+        """The nodes whose outputs a node takes, in the alphabetical order of its inputs."""
         inputs = self.nodes[node_id]["inputs"]
         for name in sorted(inputs):
             if _is_link(inputs[name]) and inputs[name][0] in self.nodes:
                 yield inputs[name][0]
 
     def upstream(self, node_id: str, *, added: bool = False) -> list[str]:
-        """A node and all that it depends on, each once, in an order that the names of the inputs decide.
+        """A node and all nodes it depends on, each once, in an order that does not depend on node ids.
 
-        With `added` also what those nodes have added to the prompt.
+        With `added` also the nodes that those have added to the prompt.
         """
         found: dict[str, None] = {}
         waiting = [node_id]
@@ -59,20 +59,20 @@ class Prompt:
         return list(found)
 
     def values(self, node_id: str) -> Iterator[Mapping[str, Any]]:
-        """The inputs of a node and of all that has gone into what it makes."""
+        """The inputs of a node and of every node that its outputs depend on."""
         for node in self.upstream(node_id, added=True):
             yield self.nodes[node]["inputs"]
 
     def used_outside(self, node_id: str) -> Iterator[str]:
-        """Nodes upstream of a node whose outputs are also used by a node that is not."""
+        """The nodes upstream of `node_id` whose outputs are also used by nodes that are not upstream of it."""
         inside = set(self.upstream(node_id))
         for user in self.nodes.keys() - inside:
             yield from (used for used in self.links(user) if used in inside and used != node_id)
 
     def signature(self, node_id: str, without: Collection[str] = ()) -> str:
-        """The same for two nodes that ask for the same: class, inputs, and all upstream alike, whatever their ids.
+        """Equal for two nodes that ask for the same: same class, inputs and upstream nodes, whatever the node ids.
 
-        `without` names inputs of the node itself that do not count.
+        `without` names inputs of the node itself that are left out.
         """
         order = {node: number for number, node in enumerate(self.upstream(node_id))}
         text = [
@@ -94,7 +94,7 @@ def _is_link(value: Any) -> bool:
 
 
 def source_of(extra_data: Mapping[str, Any]) -> str:
-    """Which workflow a prompt comes from, as the frontend names it; for prompts of scripts, which client."""
+    """Where a prompt comes from: the workflow's id from the frontend or, for prompts of scripts, the client id."""
     workflow: Any = extra_data.get("extra_pnginfo")
     for name in ("workflow", "id"):
         workflow = workflow.get(name) if isinstance(workflow, Mapping) else None

@@ -1,4 +1,4 @@
-"""What was said about one model, by which nodes, and what holds."""
+"""The choices (keep, eject, default) that nodes have made for one model, and which of them applies."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from .policy import Standing
 from .prompt import Speaker
 
 OUTSIDE = None
-"""The speaker of words that come from no node: another pack, or somebody who has set the attribute."""
+"""The speaker of choices that come from no node: a call of our API, or code that has set the attribute."""
 
 
 @dataclass(slots=True)
 class Words:
-    """The words about one model. The newest prompt that says keep or eject decides; in one prompt keep wins.
+    """The choices for one model. The newest prompt with a keep or eject decides; if it has both, keep wins.
 
-    `default` takes back only what the same node said before: it says nothing against others.
+    `default` withdraws the earlier choice of the same node, not those of other nodes.
     """
 
     _said: dict[Speaker | None, tuple[int, Standing]] = field(default_factory=dict)
 
     def say(self, standing: Standing, speaker: Speaker | None = OUTSIDE, prompt: int = 0) -> None:
-        """A node of the prompt with that number says something; a later prompt has a higher number.
+        """Record the choice of a node. `prompt` is the number of its prompt; later prompts have higher numbers.
 
-        From outside, `default` takes back everything.
+        `default` from outside withdraws all choices.
         """
         if speaker is OUTSIDE and standing is Standing.UNMANAGED:
             self._said.clear()

@@ -99,7 +99,7 @@ class Block:
             raise InputError(f"block {self.name!r} has {self.bytes} bytes; give 0 or more")
         if self.compute is not None and not 0 <= self.compute < float("inf"):
             raise InputError(
-                f"block {self.name!r} has a compute time of {self.compute}; give finite seconds from 0, or None if unknown"
+                f"block {self.name!r} has a compute time of {self.compute}; give finite seconds from 0, or None"
             )
 
     def to_json(self) -> dict[str, Any]:
