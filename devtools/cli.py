@@ -1,4 +1,4 @@
-"""The commands of `dev.py`, and the promise that a problem is one sentence and exit code 2."""
+"""The commands of `dev.py`. A `Problem` ends any of them with one sentence and exit code 2."""
 
 from __future__ import annotations
 

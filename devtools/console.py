@@ -1,4 +1,4 @@
-"""What people see: headings, tables, and steps with progress while they work. Nothing moves unless it is a terminal."""
+"""Output for people: headings, tables, and steps with their elapsed time, updated in place only on a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET_SECONDS = 15.0
 
 
 class Console:
-    """Writes to one stream. Safe to use from the step's own thread and the ticker's at once."""
+    """Writes to one stream. The thread of a step and the one that shows the elapsed time may use it at once."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout

@@ -1,4 +1,4 @@
-"""`dev.py run`: a real ComfyUI with this pack in it, and the story that it tells."""
+"""`dev.py run`: starts a real ComfyUI with this pack in it and runs the demonstration (`story.py`)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _clone(places: Places) -> Finding:
 
 
 def _space(places: Places, ready: bool) -> Finding:
-    """Which build of torch would come is not known here: too little room for the large one is worth a word."""
+    """Warns if there is too little room for the larger build of torch: which one pip will install is not known yet."""
     for build, state in () if ready else ((space.CPU, "missing"), (space.CUDA, "optional")):
         if text := space.shortage(places, build):
             return Finding("disk", state, text)

@@ -33,10 +33,10 @@ def ready(places: Places) -> bool:
 
 
 def ensure(places: Places, console: Console) -> None:
-    """Make `.venv` if it is not there, not as the pins say, or damaged.
+    """Make `.venv` if it is missing, does not have the pinned versions, or is damaged.
 
-    It is made anew rather than mended: a killed pip leaves half-written packages that it later takes for whole ones.
-    The downloads are in pip's cache by then.
+    It is made again rather than repaired: a killed pip leaves half-written packages that it later takes for complete
+    ones. The downloads are in pip's cache by then.
     """
     done = stamp(places)
     if done.holds():

@@ -1,4 +1,4 @@
-"""The one error people meet: a sentence that says what to do, and exit code 2."""
+"""The error for problems of the user's machine: one sentence that says what to do, and exit code 2."""
 
 from __future__ import annotations
 

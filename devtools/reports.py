@@ -1,4 +1,4 @@
-"""What a part of the suite came to: counts, failures by name, skips by reason."""
+"""The result of a part of the suite: counts, failures by name, skips by reason."""
 
 from __future__ import annotations
 

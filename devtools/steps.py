@@ -1,4 +1,4 @@
-"""Steps that may be killed at any point: stamped with what went into them, their results whole or not there at all."""
+"""Steps that may be killed at any point: results are complete or absent, and stamped with a hash of their inputs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .reports import Report, counts
 from .tasks import Task, TaskRunner
 
 AT_ONCE = min(4, 1 + (os.cpu_count() or 1))
-"""Tasks that run at the same time; each is busy with one core for the better part of its life."""
+"""How many tasks run at the same time. Each keeps one core busy for most of its time."""
 
 COVERED = ("--cov=multigpu/plan", "--cov-branch", "--cov-report=term-missing:skip-covered", "--cov-fail-under=100")
 """Every line and branch of the planner must be reached by the unit tests."""
@@ -81,7 +81,7 @@ def run(places: Places, console: Console, *, only: Sequence[str] | None, express
 
 
 def _selected(task: Task) -> Task:
-    """A few tests cannot cover everything: no coverage is asked of them."""
+    """The task without its coverage limit, which a few selected tests cannot reach."""
     return Task(task.name, tuple(word for word in task.command if word not in COVERED), task.environment)
 
 

@@ -1,9 +1,10 @@
-"""For other packs and for our own nodes: who stays loaded, freeing memory, and looking at it.
+"""Functions for other packs and for our own nodes: which models stay loaded, freeing memory, and reporting it.
 
-Only inside ComfyUI; where its own functions differ from what we know, keeping is off and the others raise
-HostIncompatible. The attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True
-is eject, False is keep, and without it ComfyUI's own rules hold. It is heeded once `set_keep_loaded` or
-`add_retention_anchor` has been called, which our nodes do when they are told to keep or eject something.
+They work inside ComfyUI only. Where a function of ComfyUI that they need differs from what we expect,
+`set_keep_loaded` does nothing and the others raise HostIncompatible. The attribute `_mgpu_unload_distorch_model` on an
+inner model may be read and set by anyone: True is eject, False is keep; without it ComfyUI's own rules apply. It has an
+effect once `set_keep_loaded` or `add_retention_anchor` has been called, which our nodes do when they are told to keep
+or eject something.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ __all__ = [
 def set_keep_loaded(component: Any, keep: str | bool) -> None:
     """Say whether the model inside a component (MODEL, CLIP, VAE, ...) stays when memory is freed.
 
-    `keep` is `default`, `keep` or `eject`; True is keep and False is eject. All patchers of one model share this: the
-    last word counts, but of two nodes in one prompt keep wins, and a node's `default` takes back only what that node
-    said. Raises InputError for another word, or for a component without a model.
+    `keep` is `default`, `keep` or `eject`; True is keep and False is eject. The choice applies to all patchers of the
+    model. The last choice counts, except that keep wins if two nodes of one prompt disagree, and that `default` only
+    withdraws the choice of the same node. Raises InputError for another value, or for a component without a model.
     """
     current().keep(component, read_keep(keep))
 
 
 def load_once(node: str, values: Mapping[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-    """The components that `load` returns; or those of an earlier call for this node and these values, while they live.
+    """The components that an earlier call returned for this node and these values, if they still exist; else `load()`.
 
-    For loader nodes, so that a changed `keep_loaded` does not load a file again: `values` are all inputs but that one,
-    plain values all of them. Components whose files, or files that the values name, have changed are loaded anew.
+    For loader nodes, so that a changed `keep_loaded` does not load a file again: `values` are all other inputs, and all
+    of them are plain values. If a file of the components, or one that the values name, has changed, `load` is called.
     """
     runtime = current()
     if not runtime.capabilities.offers(Feature.LIFECYCLE):
@@ -49,7 +50,7 @@ def load_once(node: str, values: Mapping[str, Any], load: Callable[[], Sequence[
 
 
 def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> bool:
-    """Ask for what `POST /free` with both flags does: unload by the table, drop cached outputs, collect, empty caches.
+    """Ask for what `POST /free` with both flags does: unload models, drop cached outputs, collect, empty caches.
 
     The prompt worker acts between prompts, so a running prompt ends first. Without `force` only when RAM use is above
     the limit. Returns whether it was asked for.
@@ -58,12 +59,12 @@ def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> boo
 
 
 def soft_empty_cache_multigpu() -> dict[str, int]:
-    """Empty the allocator caches of every device; the bytes each gave back, for those that had any cached."""
+    """Empty the allocator caches of every device. Returns the bytes that each device with a cache gave back."""
     return {str(device): count for device, count in current().free_flow.clear_caches().items()}
 
 
 def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> None:
-    """Hold a patcher so that it outlives a free: as long as it is pinned, otherwise until the next prompt is done.
+    """Hold a patcher so that it stays when memory is freed: as long as it is pinned, else until the next prompt ends.
 
     None is ignored.
     """
@@ -73,12 +74,12 @@ def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> Non
 
 
 def clear_all_retention_anchors(reason: str = "manual_clear") -> int:
-    """Hold nothing any more; how many models were held. What is loaded stays so until the next free."""
+    """Stop holding models; returns how many were held. Loaded models stay loaded until memory is freed."""
     return current().free_flow.retention.clear(reason)
 
 
 def multigpu_memory_log(identifier: str, tag: str, *, as_json: bool = False) -> Snapshot:
-    """Take a snapshot of memory, log it as a line for people or of JSON, and keep it in the history."""
+    """Take a snapshot of memory, log it as a readable line or as JSON, and keep it in the history."""
     return current().free_flow.recorder.take(identifier, tag, as_json=as_json)
 
 

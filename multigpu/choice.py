@@ -1,4 +1,4 @@
-"""What the widgets of a node say, translated once into the words of this project. Standard library and planner only."""
+"""Turns the widget values of a node into requests to the planner. Imports the standard library and the planner only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEEP_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where one component goes: the compute device as the workflow names it, the request, and the retention."""
+    """Where to place one component: the compute device as the workflow names it, the request, and `keep_loaded`."""
 
     compute: str
     request: Request
@@ -47,9 +47,9 @@ def read_keep(value: object) -> str:
 
 
 def read_request(mode: str, virtual_vram_gb: float, donor_device: str, expert_mode_allocations: str) -> Request:
-    """The request behind the widgets of a place node; the other modes' widgets are not looked at.
+    """The request that the widgets of a place node mean; widgets of other modes are ignored.
 
-    Raises `AllocationError` for values that mean nothing.
+    Raises `AllocationError` for invalid values.
     """
     if mode == AUTO:
         return Auto()
@@ -66,7 +66,7 @@ def is_default(text: str) -> bool:
 
 
 def device_here(named: DeviceId, here: Sequence[DeviceId]) -> DeviceId | None:
-    """Which of the devices that are here is meant: `cuda:1` itself, `rocm:1`, `directml:0`, `gpu:1`. None if none."""
+    """The device of this machine that `cuda:1`, `rocm:1`, `directml:0` or `gpu:1` means; None if there is none."""
     for device in (named, DeviceId(ALIASES.get(named.type, named.type), named.index)):
         if device in here:
             return device
@@ -97,8 +97,8 @@ def devices_of(request: Request) -> list[DeviceId]:
 def without(request: Request, missing: Collection[DeviceId], compute: DeviceId | None) -> Request:
     """The request for a machine that lacks some devices. `compute` is the one that a node names beside it.
 
-    The share of a missing compute device is that of whichever computes instead. All others' shares go to RAM; a
-    fraction of a memory that is not here says nothing, so that what it would have held goes where the rest goes.
+    The share of a missing compute device goes to the device that computes instead, the shares of other missing devices
+    to RAM. A fraction of a missing device's memory cannot be computed, so that part goes to the remainder.
     """
     if isinstance(request, Auto):
         return request
@@ -120,8 +120,8 @@ def without(request: Request, missing: Collection[DeviceId], compute: DeviceId |
 def fitted(request: Request, compute: DeviceId) -> Request:
     """`request` without the compute device among its donors.
 
-    On the CPU nothing leaves when it is its own only donor, which is what old workflows say on a machine without GPU.
-    An accelerator as its own only donor stays as it is: the planner refuses that.
+    If the CPU computes and is its own only donor, as old workflows say on a machine without GPU, nothing leaves it. An
+    accelerator as its own only donor is not changed: the planner refuses it.
     """
     if not isinstance(request, VirtualVram) or compute not in request.donors:
         return request

@@ -1,4 +1,4 @@
-"""The composition root: one object per process holds the state of this pack; the rest is handed what it needs."""
+"""The composition root: one `Runtime` per process holds all state of this pack and passes it to the other modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Runtime:
 
     @classmethod
     def start(cls, environment: Mapping[str, str]) -> Runtime:
-        """Read the settings, look at the host, and say so in one line; a line more for whatever is wrong with them."""
+        """Read the settings and check the host. Logs one line, and one more for each problem found."""
         settings = Settings.from_environment(environment)
         logger = logging.getLogger(LOGGER)
         logger.setLevel(settings.log_level)
@@ -78,7 +78,7 @@ class Runtime:
         )
 
     def keep(self, component: Any, keep: str) -> None:
-        """Pin, flag or let go of the model in a component, if this host allows: `default`, `keep` or `eject`."""
+        """Set `default`, `keep` or `eject` for the model in a component, if this host allows it."""
         if self.capabilities.offers(Feature.LIFECYCLE):
             self.free_flow.keep(component, Standing(keep))
 
@@ -101,5 +101,5 @@ def new_inventory() -> Inventory:
 
 @functools.cache
 def current() -> Runtime:
-    """The runtime of this process: started when ComfyUI loads the pack, or by the first who asks."""
+    """The runtime of this process, started by the first call: that of ComfyUI when it loads the pack, or another."""
     return Runtime.start(os.environ)

@@ -1,4 +1,4 @@
-"""Running a state machine: the same few sequences each time, or new ones for as many minutes as are asked for.
+"""Running a state machine test: a few fixed sequences, then new ones for as many minutes as MULTIGPU_TEST_MINUTES says.
 
 MULTIGPU_TEST_MINUTES=30 python -m pytest -s tests/host/test_lifecycle_machine.py
 """

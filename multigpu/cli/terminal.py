@@ -1,7 +1,7 @@
 """Where the commands write: results to standard output, one line per problem to standard error.
 
-Whatever these two are (a pipe that nobody reads any more, a full disk, a terminal that knows ASCII only, or nothing at
-all), a command ends with its exit code and at most one line about it, never with a traceback.
+If one of them fails (a pipe whose reader has gone, a full disk, an ASCII-only terminal, a closed output), a command
+ends with its exit code and at most one line about it, never with a traceback.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def one_line(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Let what is still to be written go nowhere: Python would try again when it ends, and fail or wait there."""
+    """Discard what is still to be written: Python would try again to write it at exit, and fail or hang."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

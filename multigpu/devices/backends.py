@@ -1,4 +1,4 @@
-"""The backends torch may have, and how each tells its devices. Nothing here remembers anything."""
+"""The backends torch may have, and how each lists its devices. Nothing is cached here."""
 
 from __future__ import annotations
 

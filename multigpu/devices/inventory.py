@@ -105,7 +105,7 @@ class Inventory:
     def _figure(self, measure: Measure, *devices: DeviceId) -> float | None:
         """Measured once, also when that gives None; one measurement at a time, so that none disturbs another.
 
-        Two significant digits: what varies from run to run shall not make another plan.
+        Rounded to two significant digits, so that small differences between two runs do not change the plan.
         """
         if devices[-1].is_cpu:
             return None

@@ -1,4 +1,4 @@
-"""From tensors to blocks: known families in order of execution, any other model by module.
+"""From tensors to blocks: in order of execution for known model families, in the order of the file for any other.
 
 A block is one module: the tensors that share a name up to the last dot. Its compute time is an estimate from the
 weights' shape and from how many tokens or pixels a module of that role sees; it matters relative to the others.

@@ -1,6 +1,6 @@
 """Reading files that anybody may have written: regular files only, and JSON as strictly as the `safetensors` library.
 
-What it costs is in proportion to the bytes that are read, whatever they say.
+Time and memory are in proportion to the bytes that are read, whatever they contain.
 """
 
 from __future__ import annotations

@@ -29,11 +29,11 @@ def modules_of(patcher: Any) -> dict[str, torch.nn.Module]:
 
 
 def blocks_of(patcher: Any, step_seconds: float | None = None, flops: float | None = None) -> list[Block]:
-    """One block per module that holds tensors; what the host cannot cast on the fly may not move.
+    """One block per module that holds tensors. Modules whose weights the host cannot cast on use are immovable.
 
-    The host's load list decides what can be streamed. Tensors outside of it (of modules whose children hold tensors
-    too) stay on the compute device, where a full load would put them. Order and compute are estimates by the model's
-    family at `flops` operations per second; with `step_seconds` the estimates add up to that.
+    Only modules in the host's load list can be streamed. Other tensors (of modules whose children hold tensors too)
+    stay on the compute device, where a full load would put them. Order and compute time are estimates for the model's
+    family at `flops` operations per second; with `step_seconds` the times add up to that.
     """
     listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
     modules, dynamic = modules_of(patcher), patcher.is_dynamic()

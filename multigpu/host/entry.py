@@ -11,13 +11,13 @@ from ..runtime import LOGGER, current
 from .surface import Feature
 
 _RUNTIME = ".multigpu.runtime"
-"""How the module of a runtime is named in every copy: ComfyUI puts the path of the copy's folder before it."""
+"""How the module name of `runtime.py` ends in every copy of the pack: ComfyUI puts the path of the folder before it."""
 
 
 async def comfy_entrypoint() -> Any:
     """Start the runtime of this process and hand its nodes to ComfyUI. Replaces nothing in the host.
 
-    Of two copies of the pack, the one that comes second only says so: both would offer the same nodes.
+    A second copy of the pack only logs a warning, because both would offer the same nodes.
     """
     from comfy_api.latest import ComfyExtension
 

@@ -34,8 +34,7 @@ def _noted(value: Any) -> Iterator[str]:
 
 
 def files_named(inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Model files in the host's folders whose name is the value of an input, or that are in a diffusers folder of that
-    name."""
+    """Model files in the host's folders that an input names, and all in a diffusers folder that an input names."""
     for name in inputs.values():
         if isinstance(name, str) and name.lower().endswith(MODEL_FILES):
             for folder in list(folder_paths.folder_names_and_paths):

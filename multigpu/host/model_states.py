@@ -1,4 +1,4 @@
-"""What is true of placed models, shared by all clones of their patchers."""
+"""The state of placed models, shared by all clones of their patchers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ATTACHMENT = "multigpu.placement"
 class Loaded:
     """What the host's `current_weight_patches_uuid` is while a model is loaded by a plan.
 
-    It is unlike every patcher's own, so that an unplaced patcher of the model restores all weights before it loads
-    them. And whoever loads or unloads the model replaces it: while it is there, the model is as we left it.
+    It equals no patcher's uuid, so that an unplaced patcher of the model restores all weights before it loads them. And
+    every load or unload by other code replaces it: as long as it is there, the model is as we left it.
     """
 
     patches_uuid: Any
@@ -32,7 +32,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class ModelState:
-    """What is true of one model, whichever clone of its patcher asks."""
+    """The state of one model, shared by all clones of its patcher."""
 
     backup: dict[str, Any]
     """The host's table of original weights, which all patchers of the model share. It says what is patched."""
@@ -47,13 +47,13 @@ class ModelState:
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
 
     def holds(self, model: torch.nn.Module) -> bool:
-        """Whether nobody else has loaded or unloaded the model since we loaded it."""
+        """Whether the model is loaded by us and no other code has loaded or unloaded it since."""
         return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
 
     def leave(self) -> dict[str, Original]:
         """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
 
-        Returns the originals that cannot be had because their file has changed: those weights stay patched.
+        Returns the originals that cannot be read because their file has changed: those weights stay patched.
         """
         self.residence.leave()
         self.loaded = None
@@ -105,7 +105,7 @@ class ModelStates:
         return state
 
     def _model_is_gone(self, residence: Residence) -> None:
-        """Its memory goes with it, unless a device has to be waited for: that is for `settle`."""
+        """Free the model's memory at once if no device uses it; otherwise leave that to `settle`."""
         if residence.idle:
             residence.close()
         else:
@@ -116,16 +116,16 @@ class ModelStates:
         self._placed.setdefault(patcher, {})[patcher.patches_uuid, how] = weakref.ref(placed)
 
     def placed_before(self, patcher: Any, how: Any) -> Any:
-        """What was made of the very same patcher in the same way, while it lives: nothing has to be read or moved."""
+        """The placed patcher that was made of this patcher in the same way before, if it still exists."""
         found = self._placed.get(patcher, {}).get((patcher.patches_uuid, how))
         return None if found is None else found()
 
     def settle(self) -> None:
-        """Give back what is no longer used: by models that are gone, by models whose placed patchers are all gone, and
-        by models that an unplaced patcher has loaded since.
+        """Free what is no longer used: by models that are gone, by models whose placed patchers are all gone, and by
+        models that an unplaced patcher has loaded since.
 
-        Objects die at any moment and on any thread. So nothing is given back then, but here: on the prompt worker,
-        before and after prompts, before loading, and when memory is freed.
+        Python may destroy objects at any moment and in any thread. So device work is not done then, but here: on the
+        prompt worker, before and after prompts, before loading, and when memory is freed.
         """
         while self._without_model:
             self._without_model.popleft().close()

@@ -1,10 +1,10 @@
 """The weights as they were before patches, without a second copy of the model in RAM.
 
 The host keeps the original of every patched weight in RAM, in a table that all patchers of a model share (`backup`).
-Here an original is kept as its place in the model file whenever the file holds exactly that tensor: that is compared,
-not guessed, when the weight is patched. The objects fit into the host's table (`weight`, `inplace_update`), so that the
-host's restoring code works with them, and they name the patches that are in the weight: so the table alone says what is
-in the weights, whoever patched or restored them last.
+Here an entry only names the place in the model file, if the file holds exactly that tensor (they are compared when the
+weight is patched). The entries fit into the host's table (`weight`, `inplace_update`), so that the host's restoring
+code works with them. They also name the patches that are in the weight: so the table alone says what is in the weights,
+whichever patcher patched or restored them last.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class PlacedPatcher:
         return placed if placed is not None and torch_device(placed.plan.compute) == self.load_device else None
 
     def __del__(self) -> None:
-        """Not what `detach` does for a placed patcher: the model may be loaded by another clone."""
+        """Drops the plan first, so that the host's code does not unload the model: another clone may have loaded it."""
         self.attachments.pop(ATTACHMENT, None)
         super().__del__()  # type: ignore[misc]
 
@@ -68,7 +68,10 @@ class PlacedPatcher:
         return placed.plan.bytes_on(placed.plan.compute) + placed.plan.ring_bytes
 
     def model_patches_models(self) -> Any:
-        """What the host asks first when it loads models. From then on it marks those that it loads together."""
+        """The host calls this first when it loads models. Later it marks those that it loads together.
+
+        So marks (`currently_used`) that an earlier load has left on models on the donors are removed here.
+        """
         placed = self.placed
         if placed is not None:
             donors = [home for home in placed.plan.bytes_by_home() if home not in (CPU, placed.plan.compute)]
@@ -77,7 +80,7 @@ class PlacedPatcher:
         return super().model_patches_models()  # type: ignore[misc]
 
     def is_clone(self, other: Any) -> bool:
-        """The host asks this of a patcher that it is about to load, and then calls `detach` of the one it replaces."""
+        """The host calls this on a patcher that it is about to load, and then `detach` on the one that it replaces."""
         clone = bool(super().is_clone(other))  # type: ignore[misc]
         placed = self.placed
         if clone and placed is not None:
@@ -85,9 +88,9 @@ class PlacedPatcher:
         return clone
 
     def detach(self, unpatch_all: bool = True) -> Any:
-        """Before the host loads another patcher of this model it asks this one to let go without unloading.
+        """With `unpatch_all` False the host asks this patcher to release the model for another one, without unloading.
 
-        A placed successor takes over what is there. An unplaced one cannot: for it the model is unloaded.
+        A placed successor takes over the loaded blocks. An unplaced one cannot, so the model is unloaded first.
         """
         placed = self.placed
         if placed is not None and not unpatch_all:
@@ -174,7 +177,7 @@ class PlacedPatcher:
         for key in lost:
             del self.backup[key]
         result = super().unpatch_model(device_to, unpatch_weights)  # type: ignore[misc]
-        if lost:  # whoever loads the model next asks for exactly these patches, or is told why it cannot be had
+        if lost:  # the next load must ask for exactly these patches; any other raises the error about the changed file
             self.backup.update(lost)
             self.model.current_weight_patches_uuid = Loaded(None)
         return result
@@ -229,8 +232,8 @@ class PlacedPatcher:
     def _bake(self, state: ModelState) -> None:
         """Make the weights what the patches ask for; only weights whose patches changed are touched.
 
-        What is in the weights stands in the host's own table of originals. An entry is made when its weight is
-        patched, and taken out when its weight is restored: whatever fails in between, the table is right.
+        The host's own table of originals (`backup`) says what is in the weights. An entry is made when its weight is
+        patched and removed when its weight is restored, so that the table is right even if something in between fails.
         """
         stale = [key for key, original in self.backup.items() if not self._is_wanted(key, original)]
         fresh = [key for key in self.patches if key not in self.backup]
@@ -256,7 +259,7 @@ class PlacedPatcher:
         state.residence.changed()
 
     def _is_wanted(self, key: str, original: Any) -> bool:
-        """Whether a weight holds just the patches that this patcher asks for. The host's own entries do not tell."""
+        """Whether a weight holds just the patches that this patcher asks for. False for the host's own entries."""
         known = isinstance(original, FileOriginal | KeptOriginal)
         return known and same_patches(original.patches, self.patches.get(key, ()))
 
@@ -274,7 +277,7 @@ class PlacedPatcher:
                 comfy.utils.set_attr(self.model, name, patch)
 
     def _move_patched_objects(self, device: torch.device) -> None:
-        """Modules that object patches have brought along are in no plan: they go where the model computes, or rests."""
+        """Move modules that object patches have added, and that are in no plan, to `device`."""
         for name, original in self.object_patches_backup.items():
             patch = comfy.utils.get_attr(self.model, name)
             if isinstance(patch, torch.nn.Module):

@@ -44,9 +44,11 @@ class Patch:
         return self._original is not None and getattr(self.owner, self.name, None) is self.replacement
 
     def original(self, *arguments: Any) -> Any:
-        """Call what was there before."""
+        """Call the function that was replaced."""
         if self._original is None:
-            raise HostIncompatible(f"{self.owner.__name__}.{self.name} was called through, but it is not replaced")
+            raise HostIncompatible(
+                f"{self.owner.__name__}.{self.name} is not replaced, so there is no original to call"
+            )
         return self._original(*arguments)
 
     def install(self) -> None:

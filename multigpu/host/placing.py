@@ -70,8 +70,7 @@ class Placer:
         return str(self.device(text) or DEFAULT_DEVICE)
 
     def place(self, component: Any, choice: Choice, *, fresh: bool = False) -> Any:
-        """A copy of the component that computes, and whose weights rest, where the choice says. The given component is
-        not changed.
+        """A copy of the component, placed by the choice. The given component is not changed.
 
         `fresh` says that the component was just loaded and has no other user, so that its weights need not be copied.
         Raises `MultiGPUError`, with what to do, if the component, a device or the request cannot be used.

@@ -24,15 +24,16 @@ PERIOD = 0.2
 THREAD = "MultiGPU reading"
 
 WATCHED: contextvars.ContextVar[bool] = contextvars.ContextVar("multigpu_watched", default=False)
-"""Whether a bar shows already what is read here."""
+"""Whether a bar already shows the reading in this context."""
 
 
 @contextmanager
 def reading(paths: Iterable[str]) -> Iterator[None]:
-    """Move the bar of the node that runs while the block reads the files. Without files, or inside another, do nothing.
+    """Move the progress bar of the node that runs, while the `with` block reads the files.
 
-    The thread that looks has ended when the block has, however it ends. A loader cannot be stopped halfway: when the
-    user interrupts, the block runs to its end, and then the host's exception is raised here.
+    Does nothing without files, or inside another such block. The watching thread ends with the block, however that
+    ends. A loader cannot be stopped halfway: when the user interrupts, the block runs to its end, and then the host's
+    exception is raised here.
     """
     total = sum(max(0, size) for _, size, _ in map(stamp, set(paths)))
     if not total or WATCHED.get():
@@ -52,7 +53,7 @@ def reading(paths: Iterable[str]) -> Iterator[None]:
 
 
 class _Watch:
-    """A thread that looks at this process until it is stopped, or the bar raises. It knows the node that runs."""
+    """A thread that watches this process until it is stopped or the bar raises. It runs in the context of the node."""
 
     def __init__(self, bar: ProgressBar, total: int) -> None:
         self.raised: BaseException | None = None
@@ -77,14 +78,14 @@ class _Watch:
 
 
 def bytes_read(process: psutil.Process) -> int:
-    """Bytes that a process has read by calls, and those of mapped files that are in its memory.
+    """Bytes that a process has read with read calls, plus those of mapped files that are in its memory.
 
-    Where the system does not tell mapped files apart, as only Linux does, all of the process's memory stands for them.
+    Only Linux counts mapped files separately; elsewhere all memory of the process is used instead.
     """
     memory = process.memory_info()
     mapped = int(getattr(memory, "shared", memory.rss))
     try:
         told = process.io_counters()
-    except (AttributeError, OSError, RuntimeError, ValueError, psutil.Error):  # macOS has none, containers may not tell
+    except (AttributeError, OSError, RuntimeError, ValueError, psutil.Error):  # not on macOS, nor in some containers
         return mapped
     return mapped + int(getattr(told, "read_chars", told.read_bytes))

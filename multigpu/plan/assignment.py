@@ -1,7 +1,7 @@
 """Which blocks leave the compute device, and which donor takes each.
 
-A selection is the set of blocks that leave, together at least the bytes that must leave and over that by less than the
-smallest block selected. The rules below each make one; `search` compares them with the ring simulator.
+A selection is a set of blocks that leave. It has at least the bytes that must leave; without its smallest block it
+would have too few. Each rule below makes one selection; `search` compares them with the ring simulator.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .ring_model import RESIDENT
 class Work:
     """The blocks of a model as columns, in order of execution.
 
-    `movable` holds the indices of the blocks that may leave, each of at least one byte; `by_intensity` the same, those
-    that compute least for their bytes first, the later of equal ones first. `progress` is the share of the step's time
-    done after each block.
+    `movable` holds the indices of the blocks that may leave, each of at least one byte. `by_intensity` holds the same
+    indices, sorted by compute time per byte; of equal blocks the later one comes first. `progress` is the share of the
+    step's time that has passed after each block.
     """
 
     sizes: tuple[int, ...]
@@ -62,16 +62,17 @@ def largest_blocks(work: Work, need: int) -> Selection:
 
 
 def even_blocks(work: Work, need: int) -> Selection:
-    """Every so-many-th byte of the movable blocks."""
+    """Blocks spread evenly over the bytes of the movable blocks."""
     return spread_blocks(work, need, keep=0.0, by_time=0.0)
 
 
 def spread_blocks(work: Work, need: int, keep: float, by_time: float) -> Selection:
     """Blocks spread over a step, low-intensity ones left out.
 
-    Of the movable bytes that need not leave, the share `keep` (0 to 1) is held back for the blocks that compute least
-    for their bytes. The rest is taken wherever the selected bytes lag behind the progress of the step, measured as
-    time (`by_time` 1), as eligible bytes (0), or a mixture.
+    Of the movable bytes that need not leave, the share `keep` (0 to 1) is reserved for the blocks with the least
+    compute time per byte: these stay. Of the other blocks, going through the step, one is selected whenever the
+    selected bytes are behind the progress of the step, which is measured in time (`by_time` 1), in bytes of these
+    blocks (0), or a mixture.
     """
     held = _held_back(work, int(keep * (work.movable_bytes - need)))
     eligible = [i for i in work.movable if i not in held]
@@ -86,7 +87,7 @@ def spread_blocks(work: Work, need: int, keep: float, by_time: float) -> Selecti
 
 
 def _held_back(work: Work, budget: int) -> set[int]:
-    """As many of the blocks that compute least for their bytes as fit into `budget` bytes."""
+    """The blocks with the least compute time per byte, as many as fit into `budget` bytes."""
     held: set[int] = set()
     for i in work.by_intensity:
         budget -= work.sizes[i]
@@ -105,7 +106,7 @@ def _progress(work: Work, eligible: Sequence[int], by_time: float) -> list[float
 
 
 def _settle(work: Work, need: int, chosen: Iterable[int], more: Iterable[int]) -> Selection:
-    """Add blocks in the order of `more` until `need` is reached, then drop what is not needed, smallest last."""
+    """Add blocks in the order of `more` until `need` is reached, then drop those that are not needed, largest first."""
     selected = set(chosen)
     taken = sum(work.sizes[i] for i in selected)
     for i in more:
@@ -125,9 +126,9 @@ def _settle(work: Work, need: int, chosen: Iterable[int], more: Iterable[int]) -
 def assign_links(work: Work, selection: Selection, quotas: Sequence[int], free: Sequence[int]) -> list[int]:
     """The donor of each block: an index into `quotas`, or `RESIDENT`.
 
-    Donors take turns in proportion to their quotas, so each one's link is busy all through the step. A donor below its
-    quota may go over it by less than one block; one whose `free` bytes would not hold that passes the block on where
-    another can take it.
+    Donors take turns in proportion to their quotas, so that each link is busy during the whole step. The last block of
+    a donor may exceed its quota by less than the block; if the donor's `free` bytes are too few for that, another donor
+    that has room takes the block.
     """
     links = [RESIDENT] * len(work.sizes)
     held = [0] * len(quotas)

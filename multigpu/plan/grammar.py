@@ -29,7 +29,7 @@ _EXAMPLE = {Mode.BYTES: "cuda:0,2.5gb;cpu,*", Mode.RATIO: "cuda:0,25%;cpu,75%", 
 
 
 class _Text:
-    """The text being read; knows how to complain about a piece of it."""
+    """The text being read, and errors about pieces of it."""
 
     def __init__(self, text: str) -> None:
         self.text = text

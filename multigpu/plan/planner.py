@@ -26,9 +26,9 @@ from .types import Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Rea
 RING_BYTES = 512 * MIB
 """Staging memory for a large model."""
 SECONDS_PER_BYTE = 1e-11
-"""Assumed compute time when no block's is known: about that of a bf16 image model at 1024x1024 on a fast GPU."""
+"""Assumed when no block's compute time is known: about that of a bf16 image model at 1024x1024 on a fast GPU."""
 TINY_BYTES = 256 * KIB
-"""Below this size a copy costs more for being a copy than for its bytes."""
+"""Up to this size the fixed cost of a copy is larger than that of its bytes."""
 _TINY_SHARE = 100
 _LOW_INTENSITY = 0.5
 
@@ -44,9 +44,9 @@ def make_plan(
 ) -> Plan:
     """The plan for one model: every block gets a home, with the reason.
 
-    The bytes over all homes are the model's. No device goes over its quota by more than the rounding of one block, the
-    compute device not at all, and none over its free memory. `ring_bytes` is the staging memory on the compute device
-    (None: `default_ring`). Without `search` one good assignment is taken instead of the best of several.
+    The bytes of all homes add up to the model's. No donor exceeds its quota by one block or more, the compute device
+    never exceeds it, and no device its free memory. `ring_bytes` is the staging memory on the compute device (None:
+    `default_ring`). Without `search` one good assignment is taken instead of the best of several.
 
     Raises `UnknownDevice` for a device without a budget, `DoesNotFit` when the bytes have no room, `AllocationError`
     for a request that contradicts itself. The same input gives the same plan in every process.
@@ -72,10 +72,10 @@ def make_plan(
 def possible_donors(
     request: Request, blocks: Iterable[Block], budgets: Iterable[DeviceBudget], compute: DeviceId
 ) -> frozenset[DeviceId]:
-    """The devices whose links matter for `make_plan` with the same input: none when nothing leaves `compute`.
+    """The devices whose link speeds `make_plan` would use for the same input: none if nothing leaves `compute`.
 
-    `auto` chooses among all others; every other request says by itself who takes something. Link speeds and compute
-    times make no difference here. Raises what `make_plan` would.
+    For `auto` these are all other devices, for every other request the donors that it names. Link speeds and compute
+    times in the input are ignored. Raises what `make_plan` would.
     """
     ordered = execution_order(blocks)
     known = _by_device(budgets)
@@ -97,7 +97,7 @@ def _by_device(budgets: Iterable[DeviceBudget]) -> dict[DeviceId, DeviceBudget]:
 
 
 def execution_order(blocks: Iterable[Block]) -> list[Block]:
-    """Blocks by `order`; one without an order comes right behind the block declared before it."""
+    """Blocks by `order`; a block without an order follows the block that is declared before it."""
     keyed: list[tuple[int, Block]] = []
     last = -1
     for block in blocks:
@@ -161,7 +161,7 @@ def _quotas(request: Request, work: Work, size: ModelSize, budgets: Budgets, com
 
 
 def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
-    """As little as possible leaves, to the set of donors that the simulator finds fastest; of equals, the fewest."""
+    """As little as possible leaves, to the donors that are fastest in the simulator; of equal sets the smallest."""
     leaving = auto_leaving(request, size, budgets[compute])
     if not leaving:
         return {compute: size.total}

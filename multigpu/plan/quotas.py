@@ -20,7 +20,7 @@ Budgets = Mapping[DeviceId, DeviceBudget]
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model in four numbers: all bytes, those that cannot leave, the largest block that can, and the ring wanted."""
+    """A model in four numbers: all bytes, those that cannot leave, the largest block that can, and the desired ring."""
 
     total: int
     immovable: int
@@ -33,7 +33,7 @@ class ModelSize:
 
     @property
     def staging(self) -> int:
-        """The ring that is made when enough is streamed: the one wanted, if the largest block fits into it."""
+        """The size of the ring if enough is streamed: the desired one, but at least that of the largest block."""
         return max(self.ring, self.largest)
 
     def ring_for(self, leaving: int) -> int:
@@ -42,7 +42,7 @@ class ModelSize:
 
 
 def room(budget: DeviceBudget, size: ModelSize) -> int:
-    """Bytes a device takes for certain: its free memory less the rounding of one block."""
+    """Bytes that certainly fit on a device: its free memory less one block, because whole blocks are moved."""
     return max(0, budget.free - size.largest)
 
 
@@ -103,7 +103,7 @@ def _in_bytes(amount: int, mode: Mode, total: int, budget: DeviceBudget) -> int:
 
 
 def _with_immovable(quotas: Quotas, size: ModelSize, compute: DeviceId) -> Quotas:
-    """Give the compute device at least the bytes that cannot leave it; the last devices named give way first."""
+    """Give the compute device at least the bytes that cannot leave it, taken from the devices named last first."""
     missing = size.immovable - quotas.get(compute, 0)
     result = {compute: max(size.immovable, quotas.get(compute, 0)), **{d: n for d, n in quotas.items() if d != compute}}
     for device in reversed([device for device in result if device != compute]):
@@ -185,7 +185,7 @@ def check_room(held: Quotas, size: ModelSize, budgets: Budgets, compute: DeviceI
 
 
 def _what_would_fit(device: DeviceId, size: ModelSize, budgets: Budgets, compute: DeviceId, request: Request) -> str:
-    """The nearest request that works, in the words of the request that does not."""
+    """What to write instead, in the form of the request that does not fit."""
     if device != compute:
         fits = room(budgets[device], size)
         if isinstance(request, VirtualVram):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 RESIDENT = -1
 """The link of a block that is not streamed."""
 COPY_LATENCY = 3e-6
-"""Seconds by which one copy is longer than its bytes explain."""
+"""Fixed cost of one copy in seconds, in addition to its bytes divided by the speed."""
 _MOST_STEPS = 6
 _SAME = 1e-6
 
@@ -29,7 +29,7 @@ class RingModel:
     latency: float = COPY_LATENCY
 
     def step_seconds(self, compute: Sequence[float], sizes: Sequence[int], links: Sequence[int]) -> float:
-        """Seconds per step once the run has settled.
+        """Seconds per step in the long run.
 
         One entry per block in order of execution: its compute seconds, its bytes, and the index of its link or
         `RESIDENT`. The first step, with an empty ring, does not count. A step differs from the next by where the

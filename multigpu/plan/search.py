@@ -29,7 +29,7 @@ _GAIN = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Donors:
-    """The homes off the compute device, as columns: quotas, free bytes, and the links' bytes per second."""
+    """The donors as columns: quotas, free bytes, and the links' bytes per second."""
 
     quotas: tuple[int, ...]
     free: tuple[int, ...]
@@ -43,9 +43,9 @@ def quick_links(work: Work, donors: Donors) -> list[int]:
 
 
 def best_links(work: Work, donors: Donors, ring: RingModel) -> list[int]:
-    """The fastest assignment found, by the simulator never slower than any of `SIMPLE_RULES`.
+    """The fastest assignment found; in the simulator it is never slower than any of `SIMPLE_RULES`.
 
-    Stops early at an assignment as fast as the longer of computing and copying, which none can beat.
+    Stops early at an assignment that is as fast as `step_limit`, because no other can be faster.
     """
     limit = step_limit(work, donors)
     best: list[int] = []
@@ -61,7 +61,7 @@ def best_links(work: Work, donors: Donors, ring: RingModel) -> list[int]:
 
 
 def step_limit(work: Work, donors: Donors) -> float:
-    """No assignment is faster than this: computing takes its time, and so does each link for its quota."""
+    """A lower limit for every assignment: the compute time, or the time that a link needs for its quota if longer."""
     transfers = (quota / speed for quota, speed in zip(donors.quotas, donors.speeds, strict=True))
     return max(sum(work.seconds), *transfers, 0.0)
 

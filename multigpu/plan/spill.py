@@ -13,8 +13,8 @@ _MOVABLE = (Reason.RESIDENT, Reason.LOW_INTENSITY)
 def spilled(plan: Plan, excess: float) -> Plan:
     """`plan` with resident blocks moved to RAM until the compute device needs at least `excess` bytes less.
 
-    The largest blocks go first, those that compute little for their bytes last. If all of them are too little, all
-    go. The staging ring is counted that a plan without streaming does not have, or that has to grow for a larger block.
+    The largest blocks go first; blocks with little compute time per byte go last. If all of them are not enough, all
+    go. A ring that becomes necessary, or has to grow for a larger block, is counted as needed memory.
     """
     if excess <= 0 or plan.compute.is_cpu:
         return plan

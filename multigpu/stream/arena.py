@@ -1,8 +1,8 @@
-"""Memory for blocks that rest at home.
+"""Memory for blocks at their homes.
 
-RAM comes in segments, so that filling one while its source is freed costs little extra, and each segment is registered
-with the driver once (torch's own pinned allocator rounds every request up to a power of two). On an accelerator every
-block has an allocation of its own: torch's caching allocator keeps the memory together there.
+RAM is allocated in segments: while one is filled, the memory of the blocks copied into it is freed, so that little
+extra RAM is needed. Each segment is registered with the driver once (torch's own pinned allocator would round every
+request up to a power of two). On an accelerator every block has its own allocation from torch's caching allocator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("multigpu")
 
 SEGMENT_BYTES = 1 << 30
 PAGE = 4096
-"""Segments begin at a page: the driver registers whole pages, and no page twice."""
+"""Segments begin at a page boundary: the driver registers whole pages, and no page twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +50,10 @@ class Room:
         self.flat = allocate(size, device) if segment is None else self._part_of(segment)
 
     def reclaim(self) -> bool:
-        """Whether nobody holds a tensor in this memory any more, so that it may be overwritten.
+        """Whether no other tensor uses this memory any more, so that it may be overwritten.
 
-        The caller has let go of its own tensors; those of others stay valid, and the contents are untouched. Never
-        true on an accelerator: new memory is as good there, and the allocator takes this back when it is free.
+        The caller must have dropped its own tensors. Tensors of other code stay valid, and the contents are unchanged.
+        Always False on an accelerator: new memory costs nothing extra there, and the allocator reuses this one.
         """
         if self.segment is None or self._owner is None:
             return False

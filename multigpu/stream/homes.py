@@ -1,4 +1,4 @@
-"""A block at its home: a module whose tensors lie together in one room, away from the compute device."""
+"""A block at its home: a module whose tensors are together in one `Room` (its memory), away from the compute device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_tensors(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, 
 
 @dataclass(slots=True, eq=False)
 class HomedTensor:
-    """One parameter or buffer of a block as it rests at home, and how to make its like from staged bytes."""
+    """One parameter or buffer of a block at its home, and how to make an equal tensor over the bytes in the ring."""
 
     slots: dict[str, Any]
     name: str
@@ -40,7 +40,7 @@ class HomedTensor:
             return [leaf.view(room.flat.view(leaf.dtype), 0) for leaf in self.leaves]
 
     def settle(self, room: Room, old: torch.Tensor | None = None) -> None:
-        """Make the module hold this tensor as its bytes are in `room`; it is `old`, moved, if that is given."""
+        """Put this tensor, over its bytes in `room`, into the module; as the object `old`, if that is given."""
         rebuilt = self.rebuild(self.views(room))
         self.home = moved(old, rebuilt) if old is not None else as_parameter(rebuilt) if self.parameter else rebuilt
         self._pointer = self.home.data_ptr()
@@ -81,9 +81,9 @@ class HomedBlock:
         return all(tensor.is_home() for tensor in self.tensors)
 
     def write(self, name: str, tensor: torch.Tensor) -> bool:
-        """Overwrite one tensor where it is. False, and nothing is changed, where that may not or cannot be.
+        """Overwrite one tensor in place. Returns False, and changes nothing, if the new one has another shape or type.
 
-        It may not if somebody else holds tensors of this block: what they were handed must not change.
+        The same if other code holds a tensor of this block, because that one must not change.
         """
         target = next(each for each in self.tensors if each.name == name)
         alone = self._reclaim(target)
@@ -116,7 +116,7 @@ class HomedBlock:
         return alone
 
     def move_to(self, room: Room, laid: Laid) -> None:
-        """Rest in another room from now on, with the contents that `laid` names."""
+        """Move the block to another room, with the contents that `laid` names."""
         self.room, self.tensors = room, settle_in(room, laid)
 
 
@@ -133,7 +133,7 @@ def lay_out_block(module: torch.nn.Module, changed: Mapping[str, torch.Tensor] |
 
 
 def settle_in(room: Room, laid: Laid) -> list[HomedTensor]:
-    """Copy tensors into `room`; once all of them are there, the module holds those."""
+    """Copy tensors into `room`; when all are copied, put the new ones into the module."""
     for tensor, homed in laid:
         with torch.inference_mode(False), torch.no_grad():
             for view, source in zip(homed.views(room), leaves_of(tensor)[0], strict=True):
@@ -144,9 +144,9 @@ def settle_in(room: Room, laid: Laid) -> list[HomedTensor]:
 
 
 def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """`old` with the bytes of `new`, which has the same contents elsewhere. Where that cannot be, `new` as its like.
+    """The parameter `old`, changed to use the memory of `new`, which has the same contents; else `new` itself.
 
-    Whoever holds a parameter of a model sees it move with the model, as torch's own `Module.to` does it.
+    So other code that holds a parameter of the model sees it move with the model, as with torch's own `Module.to`.
     """
     if not isinstance(old, torch.nn.Parameter):
         return new
@@ -160,8 +160,8 @@ def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 def as_parameter(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` as a parameter.
 
-    Plain parameters are made outside of inference mode, so that both modes may move them. A quantised wrapper belongs
-    to the mode it is made in, as those of the host's loaders do: the host's own moving code counts on that.
+    Plain parameters are made outside of inference mode, so that they can be moved inside and outside of it. A quantised
+    wrapper is made in the current mode, like those of the host's loaders: the host's own moving code relies on that.
     """
     if is_traceable_wrapper_subclass(tensor):
         tensor._is_param = True  # what torch.nn.Parameter does, but that would also copy the wrapper's inner tensors

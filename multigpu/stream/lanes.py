@@ -86,7 +86,7 @@ class StreamLane:
 
 
 class BounceLane:
-    """From an accelerator without peer access: through two pinned buffers in RAM, both links busy at once."""
+    """From an accelerator without peer access: through two pinned buffers in RAM, with both links busy at once."""
 
     def __init__(self, home: torch.device, compute: torch.device) -> None:
         self._module = device_module(compute)
@@ -143,7 +143,7 @@ def open_lane(home: torch.device, compute: torch.device) -> Lane:
 
 
 def peer_access(compute: torch.device, home: torch.device) -> bool:
-    """Whether `compute` can read `home`'s memory directly. True where the backend has no such question."""
+    """Whether `compute` can read `home`'s memory directly. True if the backend has no function to ask."""
     ask = getattr(device_module(compute), "can_device_access_peer", None)
     return True if ask is None else bool(ask(compute.index, home.index))
 

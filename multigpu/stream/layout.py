@@ -38,7 +38,7 @@ class Leaf:
 
 
 def leaves_of(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Rebuild]:
-    """The plain tensors that hold `tensor`'s bytes, and how to make its like from others of the same kinds."""
+    """The plain tensors that hold `tensor`'s bytes, and a function that makes an equal tensor from such parts."""
     if is_traceable_wrapper_subclass(tensor):
         names, context = tensor.__tensor_flatten__()
         inner = [getattr(tensor, name) for name in names]

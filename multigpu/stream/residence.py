@@ -2,10 +2,10 @@
 
     apply(plan)   move what is elsewhere; nothing that is already at home moves
     rewrite()     new contents for some tensors, kept at their homes
-    leave()       stop streaming, donors' bytes to RAM, no pinned page left: the module is an ordinary one again
+    leave()       stop streaming, move donors' bytes to RAM, unpin everything: the model is an ordinary one again
 
-Every tensor is a real, whole tensor at every moment, also when a move fails half way: whoever reads a weight while its
-block is not running finds it at its home.
+Every tensor is complete at every moment, also when a move fails half way: a weight whose block is not running can
+always be read, at its home.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .layout import copy_to, leaves_of
 from .streamer import Streamer
 
 Progress = Callable[[int], None]
-"""Called with the bytes of each block that has been dealt with."""
+"""Called with the bytes of each block that has been moved."""
 
 RAM = torch.device("cpu")
 
@@ -80,9 +80,9 @@ class Residence:
     ) -> None:
         """Give one tensor of a block new contents. Only between `changing` and `changed`.
 
-        `tensor` is ours from now on, and may become the module's own, unless `ours` is false: then it is copied.
-        It stays where it rests: at home, otherwise on the compute device, or in RAM if no plan is in force. Bytes that
-        somebody else was handed stay as they are: then the block moves to other memory on the same device.
+        `tensor` itself may become the module's parameter, unless `ours` is false: then it is copied. The new contents
+        are at the block's home, otherwise on the compute device, or in RAM if no plan is in force. If other code holds
+        a tensor of the block, its bytes stay as they are.
         """
         homed = self._homed.get(block)
         if homed is None or not homed.is_home():
@@ -121,7 +121,7 @@ class Residence:
                 del self._homed[block]
 
     def forget(self) -> None:
-        """Leave, and remember nothing: the memory lives on only as far as the model's tensors are in it."""
+        """`leave`, and drop all arenas: only the memory that the model's tensors still use stays allocated."""
         self.leave()
         self._homed.clear()
         self._arenas.clear()
@@ -135,7 +135,7 @@ class Residence:
 
     @property
     def idle(self) -> bool:
-        """Whether no device has anything to do with it: nothing streams, nothing is pinned."""
+        """Whether nothing streams and nothing is pinned, so that no device uses this memory."""
         return self.streamer is None and not any(arena.pinned_bytes for arena in self._arenas)
 
     # -- moving -------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""What links and devices achieve, measured as streaming uses them. None where it cannot be measured.
+"""Measures the speed of links and devices, in the way that streaming uses them. None where it cannot be measured.
 
-A measurement takes milliseconds and tens of MiB, which are given back with everything else that was cached on the
-device. It waits for the devices it measures, so it belongs between runs and not into one. The current device and stream
-stay what they are.
+A measurement takes milliseconds and tens of MiB, which are freed afterwards, together with everything else in the
+device's allocator cache. It waits for the devices it measures, so do not measure during a run. The current device and
+stream are not changed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .residence import torch_device
 log = logging.getLogger("multigpu")
 
 WIDTH = 3072
-"""Of the layer that is computed: the width of Flux."""
+"""The width of the matrix product that is timed: that of a Flux layer."""
 TOKENS = (16, 256, 4096)
-"""Rows of its input, from the cheapest trial to those of a picture of 1024x1024."""
+"""Rows of its input in each trial; the last is what a picture of 1024x1024 has."""
 LONG_ENOUGH = 2e-3
-"""Seconds above which a larger trial would cost more than it tells."""
+"""Seconds. If a trial takes longer, no larger one is made."""
 
 
 def link_bandwidth(home: DeviceId, compute: DeviceId) -> float | None:

@@ -1,4 +1,4 @@
-"""The streamer: stages blocks in a ring on the compute device, ahead of their use, and takes them out again.
+"""The streamer: copies blocks into a ring on the compute device ahead of their use (staging), and releases them after.
 
     home (pinned RAM, other GPU) --lane--> ring on the compute device --hooks--> module parameters, for one forward
 
@@ -144,7 +144,7 @@ class Streamer:
             self._look_ahead()
 
     def _recover(self) -> None:
-        """A forward that was left by an interrupt did not run its second hook: finish it now."""
+        """After an interrupted forward, whose second hook did not run: do what that hook would have done."""
         if self._active is not None:
             self._put_back()
 
@@ -205,7 +205,7 @@ class Streamer:
         return staged
 
     def _overwrite(self, extent: Extent) -> list[Event]:
-        """What must be over before `extent` is written; remembers only what it leaves of the old extents."""
+        """The events to wait for before `extent` is written. Forgets the parts of old extents that it overwrites."""
         wait: list[Event] = []
         left: list[tuple[Extent, Event]] = []
         for old, event in self._released:
@@ -230,7 +230,7 @@ class Streamer:
             self._ledger.release(staged.extent)
 
     def _bring_unstaged(self, block: HomedBlock) -> _Active:
-        """Larger than the ring: copied on the compute stream itself, into memory of its own."""
+        """Copy a block that has no room in the ring on the compute stream itself, into memory of its own."""
         self.counters.unstaged += 1
         bytes_here = Segment(allocate(block.size, self.compute))
         bytes_here.data.copy_(block.room.flat, non_blocking=True)

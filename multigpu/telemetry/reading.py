@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 ALMOST = 99
-"""Percent. Whether a file is read to its end only its reader knows."""
+"""Percent. Only the loader knows when a file is read to its end."""
 
 
 class Reading:
-    """Turns samples of a counter of bytes, which other things move too, into percents of `total` that never fall."""
+    """Turns samples of a byte counter, which other activity changes too, into percents of `total` that never fall."""
 
     def __init__(self, total: int, sample: int) -> None:
         self._total = max(total, 1)
@@ -15,7 +15,7 @@ class Reading:
         self._read = 0
 
     def percent(self, sample: int) -> int:
-        """At most `ALMOST`. A counter that falls, because an earlier file was let go of, is followed from there."""
+        """At most `ALMOST`. If the counter falls, because an earlier file was unmapped, counting goes on from there."""
         self._read += max(0, sample - self._last)
         self._last = sample
         return min(ALMOST, 100 * self._read // self._total)

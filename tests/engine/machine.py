@@ -1,4 +1,4 @@
-"""Anything that can be done to a model, in any order, against the stock result.
+"""A state machine: everything that can be done to a model, in random order, compared with the stock result.
 
     MULTIGPU_TEST_MINUTES=30 SIMDEV=cuda python -m pytest -s tests/engine/test_machine.py
 

@@ -1,4 +1,4 @@
-"""Loader nodes whose models cannot be made small: everything of them is real up to the host's own loading call."""
+"""Loader nodes whose models cannot be made small: only the host's own loading call is replaced."""
 
 from __future__ import annotations
 

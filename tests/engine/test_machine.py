@@ -1,4 +1,4 @@
-"""The machine of `machine.py`, for a while."""
+"""Runs the state machine of `machine.py`; see `tests/machines.py` for running it longer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One model, several patchers of it: placed, unplaced, with and without LoRAs, in any order.
 
-What one patcher does to the weights must never show in the result of another, and no byte may stay behind. The stock
-result is the oracle throughout.
+What one patcher does to the weights must never show in the result of another, and no memory may stay in use. Results
+are compared with those of unplaced patchers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NOTHING = {"pinned": 0}
 
 
 def test_an_unplaced_patcher_between_two_placed_runs(studio: Studio) -> None:
-    """E1: the LoRA of the placed one is there again afterwards, whatever its strength."""
+    """The unplaced run is without the LoRA of the placed patcher, and the next placed run has it again."""
     model = studio.flux()
     with_lora = studio.lora(model, 0.8)
     stock, patched, weak = studio.latent(model), studio.latent(with_lora), studio.latent(studio.lora(model, 0.3))
@@ -92,7 +92,7 @@ def test_an_unplaced_text_encoder_between_two_placed_runs(studio: Studio) -> Non
 
 @pytest.mark.accelerator
 def test_a_copy_for_another_device_knows_its_own_size(studio: Studio) -> None:
-    """E2: the host's CFG split copies the model; the copy has no plan, and the host must know how large it is."""
+    """The host's CFG split copies the model. The copy has no plan, so it must report the size of the whole model."""
     model = studio.flux()
     whole = model.model_size()
     placed = studio.place(model, "cpu,*")
@@ -102,7 +102,7 @@ def test_a_copy_for_another_device_knows_its_own_size(studio: Studio) -> None:
 
 
 def test_a_merge_does_not_see_later_loras(studio: Studio) -> None:
-    """E3: what `get_key_patches` has handed out keeps its contents."""
+    """Weights that `get_key_patches` has returned, and that a merge uses, keep their contents."""
     from comfy_extras.nodes_model_merging import ModelMergeSimple
 
     model, other = studio.flux(), studio.flux()
@@ -144,7 +144,7 @@ def test_a_merge_holds_no_memory_of_whole_blocks(studio: Studio) -> None:
 
 @pytest.mark.accelerator
 def test_nothing_stays_behind_when_an_unplaced_patcher_takes_over(studio: Studio) -> None:
-    """E4: the placed patcher's devices are empty as soon as an unplaced one has the model, and after an unload."""
+    """The donor is empty as soon as an unplaced patcher has loaded the model, and all devices are after an unload."""
     model = studio.flux()
     compute, donor, _ = studio.accelerators
     placed = studio.place(studio.lora(model, 0.8), f"{donor},60%;cpu,*")
@@ -158,7 +158,7 @@ def test_nothing_stays_behind_when_an_unplaced_patcher_takes_over(studio: Studio
 
 @pytest.mark.parametrize("how", ["touched", "replaced"])
 def test_originals_of_a_file_that_was_replaced(studio: Studio, own_file: Path, how: str) -> None:
-    """E5: the unplaced patcher draws without the LoRA, or says why it cannot; never with it."""
+    """The unplaced patcher draws without the LoRA, or raises an error that says why not; it never draws with it."""
     from multigpu.errors import HostError
 
     model = load(own_file)
@@ -185,7 +185,7 @@ def test_originals_of_a_file_that_was_replaced(studio: Studio, own_file: Path, h
 
 
 def test_a_patch_that_changes_a_weights_shape(studio: Studio) -> None:
-    """E6: some LoRAs (Flux control) widen a layer; on, off and on again, at home or resident."""
+    """Some LoRAs (Flux control) widen a layer: applied, removed and applied again, to streamed and resident blocks."""
     import comfy.weight_adapter
 
     model = studio.flux()
@@ -216,7 +216,7 @@ def test_a_patch_that_changes_a_weights_shape(studio: Studio) -> None:
 
 
 def test_an_object_patch_that_wraps_a_block(studio: Studio) -> None:
-    """E7: the block is another one for the time being; its weights rest where they did."""
+    """While the patch is on, the model has another module in the block's place; the block's weights do not move."""
 
     class Wrap(torch.nn.Module):
         def __init__(self, inner: torch.nn.Module) -> None:
@@ -251,7 +251,7 @@ def test_an_object_patch_that_wraps_a_block(studio: Studio) -> None:
 
 
 def test_a_changed_file_is_refused_every_time(studio: Studio, own_file: Path) -> None:
-    """E8: the second try is no more right than the first."""
+    """The error is raised on the second and third try, too."""
     from multigpu.errors import HostError
 
     model = load(own_file)
@@ -277,7 +277,7 @@ def test_a_changed_file_is_refused_every_time(studio: Studio, own_file: Path) ->
 
 
 def test_a_placed_patcher_that_is_dropped(studio: Studio) -> None:
-    """E9: the LoRA that it had put into the weights is gone with it, and comes back with the next one."""
+    """Its LoRA is removed from the weights, and the next placed patcher has its own."""
     model = studio.flux()
     stock, patched, weak = (studio.latent(m) for m in (model, studio.lora(model, 0.8), studio.lora(model, 0.3)))
     studio.unload()
@@ -301,7 +301,7 @@ def test_a_placed_patcher_that_is_dropped(studio: Studio) -> None:
 
 @pytest.mark.accelerator
 def test_one_model_on_two_compute_devices_in_turn(studio: Studio) -> None:
-    """E10: whichever device has the model, the weights hold what its patcher asks for."""
+    """On each device the weights hold the patches of the patcher that is loaded there."""
     model = studio.flux()
     stock, strong, weak = (studio.latent(m) for m in (model, studio.lora(model, 0.8), studio.lora(model, 0.3)))
     studio.unload()
@@ -320,7 +320,7 @@ def test_one_model_on_two_compute_devices_in_turn(studio: Studio) -> None:
 
 
 def test_a_placed_patcher_kept_alive_while_another_way_is_chosen(studio: Studio) -> None:
-    """E11: placed with a LoRA, then loaded whole by the host with it, then placed without."""
+    """Placed with a LoRA, then loaded whole by the host with the same LoRA, then placed without it."""
     model = studio.flux()
     stock, patched = studio.latent(model), studio.latent(studio.lora(model, 0.8))
     studio.unload()

@@ -36,13 +36,13 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 @pytest.fixture(scope="session")
 def comfy(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """The shared server of a host version. Tests leave nothing loaded that another would stumble over."""
+    """The shared server of a host version. Tests must not leave models loaded that would disturb another test."""
     yield from served(host, tmp_path_factory.mktemp(f"host-{host.version}"))
 
 
 @pytest.fixture(scope="module")
 def untouched(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A server on which no test uses one of our nodes: what it shows is what the pack does by being there."""
+    """A server on which no test uses one of our nodes, to see what loading the pack alone changes."""
     yield from served(host, tmp_path_factory.mktemp(f"untouched-{host.version}"))
 
 
@@ -56,7 +56,7 @@ def keeping(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ke
 
 @pytest.fixture
 def keeper(keeping: Keeper) -> Keeper:
-    """That server with nothing loaded, and nothing said about any model."""
+    """That server with nothing loaded and no `keep_loaded` choice in effect."""
     keeping.forget()
     return keeping
 

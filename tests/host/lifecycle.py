@@ -52,7 +52,7 @@ def short(seed: int, **wanted: Any) -> Workflow:
 
 
 class Keeper(Driver):
-    """A server with the packs above. Starts every test with nothing loaded and nothing said."""
+    """A server with the packs above. Every test starts with nothing loaded and no `keep_loaded` choice in effect."""
 
     def names(self) -> list[str]:
         return sorted(row["model_class"] for row in self.models())

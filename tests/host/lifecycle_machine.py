@@ -1,10 +1,12 @@
-"""Words, frees, changed files, workflows and clients in any order, against a small model of what the docs promise.
+"""A state machine: `keep_loaded` choices, frees, changed files, workflows and clients in random order.
+
+The real server is compared with a small model of what the docs promise.
 
     MULTIGPU_TEST_MINUTES=30 python -m pytest -s tests/host/test_lifecycle_machine.py
 
-The oracle is written from docs/lifecycle.md and the decision table alone. It knows what ComfyUI's caches do (they give
-what a node with the same inputs has made, whatever has become of the file, until they forget it) and nothing of how the
-pack works.
+That model is written from docs/lifecycle.md and the decision table alone. It knows how ComfyUI's caches behave (until
+an entry is dropped, they return what a node with the same inputs has made, even if the file has changed) and nothing
+about how the pack works.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def placed(loader: str) -> Callable[[str, str], Workflow]:
 
 
 def plain(name: str, word: str) -> Workflow:
-    """A loader that says nothing, whatever is chosen."""
+    """A loader without the widget and without a place node: nothing is chosen for its model."""
     return {f"{name} out": node("VAELoader", vae_name=name)}
 
 
@@ -64,7 +66,7 @@ KINDS = {
 
 @dataclass(eq=False)
 class Copy:
-    """A model in memory: which version of which file; what was said of it, by whom, in which prompt."""
+    """A model in memory: which version of which file, and what was chosen for it, by which node, in which prompt."""
 
     file: str
     version: int
@@ -186,9 +188,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         return copy
 
     def _ran_loader(self, file: str, *, again: bool) -> Copy:
-        """What a node gives that the host does not remember: what is there and still right, or what the file holds.
+        """What a node whose output is not cached returns: the held model if it is still valid, or the file's contents.
 
-        Without a cache nothing can be handed back, except by our own loaders, which look for themselves (`again`).
+        Without a cache nothing can be handed back, except by our own loaders, which search for themselves (`again`).
         """
         version, number = self.versions[file]
         for copy in self.copies:

@@ -1,4 +1,4 @@
-"""The machine of `lifecycle_machine.py`, for a while, with each of ComfyUI's caches."""
+"""Runs the state machine of `lifecycle_machine.py` with each of ComfyUI's caches; see `tests/machines.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is chosen is read from the prompt: it counts for nodes that do not run, too, and only for the right models."""
+"""The `keep_loaded` choices (the words keep, eject, default) are read from the prompt, also if a node does not run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def alive(keeper: Keeper) -> list[tuple[str, int, float]]:
 
 @pytest.fixture
 def altered(keeper: Keeper) -> Iterator[Any]:
-    """Replaces a model file by one with other weights; afterwards the file is what it was."""
+    """Replaces a model file by one with other weights; the old file is restored after the test."""
     before: dict[Path, bytes] = {}
 
     def alter(name: str) -> None:
@@ -80,7 +80,7 @@ def altered(keeper: Keeper) -> Iterator[Any]:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_every_sequence_of_words_ends_as_its_last_word_says(keeper: Keeper, length: int) -> None:
-    """L1: for a loader and for a place node at once, each sequence from the start."""
+    """With a loader that has the widget and with a place node; each sequence starts with nothing loaded or chosen."""
     for words in itertools.product(WORDS, repeat=length):
         keeper.forget()
         for word in words:
@@ -91,7 +91,7 @@ def test_every_sequence_of_words_ends_as_its_last_word_says(keeper: Keeper, leng
 
 
 def test_text_encoders_and_diffusion_models(keeper: Keeper) -> None:
-    """L1 again, with the loaders that it was found with."""
+    """The same with our loader nodes for diffusion models and text encoders."""
 
     def workflow(word: str) -> Workflow:
         made = short(1)
@@ -112,7 +112,7 @@ def test_text_encoders_and_diffusion_models(keeper: Keeper) -> None:
 
 
 def test_with_a_cache_of_fixed_size(start_host: StartHost, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """L2: nothing that was made is forgotten there, so nodes seldom run twice."""
+    """Such a cache keeps the outputs of earlier prompts too, so that nodes seldom run twice."""
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", "--cache-lru", "100")).server)
     for words in itertools.permutations(WORDS):
@@ -124,7 +124,7 @@ def test_with_a_cache_of_fixed_size(start_host: StartHost, tmp_path_factory: pyt
 
 
 def test_a_lora_whose_file_changed(keeper: Keeper, altered: Any) -> None:
-    """L3: the model stays, the picture is the new LoRA's."""
+    """The model stays, and the picture is made with the new LoRA."""
     old = keeper.draw(short(81, lora=0.9))
     keeper.forget()
     assert keeper.draw(short(81, lora=0.9, model="keep")) == old
@@ -141,7 +141,10 @@ UNKNOWN_LOADER = node("TestLoadVAE", vae_name="toy_wan_vae.safetensors")
 
 
 def test_a_loader_that_cannot_be_repeated(keeper: Keeper, altered: Any) -> None:
-    """L4: its file counts all the same; unchanged it is handed back, changed it is loaded anew."""
+    """A model from a loader that does not tell ComfyUI how it loads: its file is checked all the same.
+
+    If the file is unchanged, the model is handed back; if it has changed, it is loaded again.
+    """
     keeper.run(placed_by("keep", UNKNOWN_LOADER))
     (first,) = alive(keeper)
     keeper.free(**BOTH)
@@ -157,7 +160,7 @@ def test_a_loader_that_cannot_be_repeated(keeper: Keeper, altered: Any) -> None:
 
 
 def test_a_loader_node_of_ours_for_a_model_that_cannot_be_repeated(keeper: Keeper, altered: Any) -> None:
-    """The same for what our own loader nodes have made before: ControlNets name no file in their patchers."""
+    """Our own loader nodes check the file too before they return the model of an earlier prompt."""
     keeper.run(loaded_by("keep"))
     (first,) = alive(keeper)
     altered(FILES["vae"])
@@ -168,7 +171,7 @@ def test_a_loader_node_of_ours_for_a_model_that_cannot_be_repeated(keeper: Keepe
 
 
 def test_two_nodes_speak_of_one_model_and_one_of_them_is_cached(keeper: Keeper) -> None:
-    """L5: keep and default, then keep and eject: keep wins although its node has nothing to do."""
+    """First keep and default, then keep and eject: keep wins, although its node does not run the second time."""
 
     def workflow(first: str, second: str) -> Workflow:
         return {
@@ -184,12 +187,12 @@ def test_two_nodes_speak_of_one_model_and_one_of_them_is_cached(keeper: Keeper) 
     assert keeper.names() == ["TAESD"]
     keeper.run(workflow("default", "eject"))
     keeper.free(**BOTH)
-    assert keeper.names() == [], "default takes the first node's keep back"
+    assert keeper.names() == [], "default withdraws the first node's keep"
 
 
 @pytest.mark.parametrize("place_first", [True, False])
 def test_one_of_two_models_of_a_loader_is_kept(keeper: Keeper, place_first: bool) -> None:
-    """L6: the loader has to run again for the other one; then there are two models and not three."""
+    """The loader has to run again for the model that was not kept; afterwards there are two models, not three."""
     place = {"place": node("MultiGPUPlaceVAE", vae=["two", 0], keep_loaded="keep")}
     loader = {"two": node("TestLoadTwoVAEs", vae_name="toy_taef1.safetensors")}
 
@@ -220,7 +223,7 @@ def test_one_output_of_a_loader_is_enough_if_nothing_else_is_asked_for(keeper: K
 
 
 def test_two_files_of_one_kind_and_size(start_host: StartHost, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """L7: without any cache of the executor, both are kept, and neither is taken for a copy of the other."""
+    """Without any cache of the executor both are kept, and neither is taken for a copy of the other."""
     folder = own_models(tmp_path_factory.mktemp("models"))
     second = folder / "vae" / "second.safetensors"
     torch.manual_seed(1)
@@ -243,7 +246,7 @@ def test_two_files_of_one_kind_and_size(start_host: StartHost, tmp_path_factory:
 
 
 def test_a_node_that_expands_to_a_loader_and_a_place_node(keeper: Keeper, altered: Any) -> None:
-    """L8: the files behind it count, though none stands in its inputs; and it speaks for its place node."""
+    """The file that its loader reads is checked, though none of its own inputs names it; its `keep_loaded` counts."""
 
     def workflow(word: str) -> Workflow:
         return {"all": node("TestAllInOne", number=0, keep_loaded=word), "use": use(["all", 0])}
@@ -268,7 +271,7 @@ def test_a_node_that_expands_to_a_loader_and_a_place_node(keeper: Keeper, altere
 
 
 def test_other_clients_and_workflows_have_nodes_of_the_same_id(keeper: Keeper) -> None:
-    """L9: their `default` takes nobody else's keep back, their `eject` does."""
+    """`default` in another client or workflow does not withdraw a keep; `eject` there replaces it."""
     keeper.run(loaded_by("keep"), client_id="a")
     keeper.run(loaded_by("default"), client_id="b")
     keeper.free(**BOTH)
@@ -291,7 +294,7 @@ def test_other_clients_and_workflows_have_nodes_of_the_same_id(keeper: Keeper) -
 
 
 def test_a_word_that_comes_from_another_node(keeper: Keeper) -> None:
-    """It is known when the node has run, and from then on also when it has nothing to do."""
+    """The choice is known once the node has run, and counts in later prompts in which the node does not run."""
 
     def workflow(word: str) -> Workflow:
         return {"word": node("TestWord", value=word), **loaded_by(["word", 0])}
@@ -305,7 +308,7 @@ def test_a_word_that_comes_from_another_node(keeper: Keeper) -> None:
 
 
 def test_a_node_that_is_not_in_the_prompt_says_nothing(keeper: Keeper) -> None:
-    """Muted, bypassed or deleted: what it said before holds."""
+    """If it is muted, bypassed or deleted, its earlier choice still applies."""
     keeper.run(placed_by("keep"))
     bypassed = placed_by("keep")
     del bypassed["place"]
@@ -330,7 +333,7 @@ def test_changing_a_place_nodes_word_reads_and_moves_nothing(keeper: Keeper) -> 
     keeper.free(**BOTH)
     with file_opens.watch(keeper.server.spec.models) as opens:
         keeper.run(placed_by("eject"))
-        assert opens.take() == {}, "it is still held when the prompt that lets it go begins"
+        assert opens.take() == {}, "it is still held when the prompt that ejects it begins"
         assert keeper.objects() == before
     keeper.free(**BOTH)
     assert alive(keeper) == []

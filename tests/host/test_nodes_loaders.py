@@ -114,7 +114,7 @@ def archived_node(node_id: str) -> dict[str, Any]:
 def test_archived_workflows_in_api_form_validate_with_devices_of_another_machine(
     comfy: Driver, placeholders: None
 ) -> None:
-    """All nodes in one prompt, which runs until the first of them asks for its device."""
+    """All nodes in one prompt, which runs until the first of them looks up its device and fails."""
     prompt: Workflow = {"model": flux()["model"]}
     for node_id in ARCHIVED:
         prompt[node_id] = archived_node(node_id)

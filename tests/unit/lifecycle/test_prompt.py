@@ -1,4 +1,4 @@
-"""What is upstream of a node, and when two nodes ask for the same."""
+"""What is upstream of a node, and which nodes ask for the same."""
 
 from __future__ import annotations
 

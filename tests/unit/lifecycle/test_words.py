@@ -1,4 +1,4 @@
-"""What holds for a model when nodes, workflows and other packs speak of it."""
+"""Which choice applies to a model when several nodes, workflows and other packs choose for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block at its home: what is written there, and who may see it."""
+"""A block at its home: changing its tensors, and that tensors which other code holds do not change."""
 
 from __future__ import annotations
 
