@@ -65,7 +65,7 @@ class Retention:
             is_root=is_root,
             is_clean=lambda patcher: not patcher.patches,
         )
-        self.ledger = Ledger(ports)
+        self.ledger = Ledger(ports, self._released)
         self.prompts = PromptWatch()
         self._words: weakref.WeakKeyDictionary[Any, Words] = weakref.WeakKeyDictionary()
         self._spoken: dict[str, Spoken] = {}
@@ -166,7 +166,7 @@ class Retention:
             if old is not model and standing(old) is Standing.PINNED:
                 self._words.pop(old, None)
                 _set_flag(old, Standing.UNMANAGED)
-                self._release(old)
+                self.ledger.release(old)
                 log.info("[MultiGPU] an older copy of %s is no longer kept", type(old).__name__)
 
     # -- what is held -----------------------------------------------------------------------------------------
@@ -203,9 +203,8 @@ class Retention:
         self.reconcile()
         self.ledger.settle([*self.pinned(), *self._until_end, *for_this_cycle])
 
-    def _release(self, model: Any) -> None:
+    def _released(self, model: Any) -> None:
         self._until_end = [its for its in self._until_end if its is not model]
-        self.ledger.release(model)
 
     # -- handing back -----------------------------------------------------------------------------------------
 
@@ -214,12 +213,9 @@ class Retention:
 
         `values` are the inputs of `load`, which may name files.
         """
-        older = self.ledger.made(key)
         found = self.ledger.hand_back(key)
         if found is not None:
             return tuple(slot[0] for slot in found)
-        while older:  # free their memory before they are loaded again
-            self._release(older.pop())
         loaded = tuple(load())
         self.ledger.remember(key, [[value] for value in loaded], stamps_of(_patchers(loaded), [values]))
         return loaded
@@ -244,8 +240,8 @@ class Retention:
         loaders = {its for its in upstream if _share(self.ledger.made(its), models)}
         outputs = None if self._runs_again(prompt, node_id, loaders) else self.ledger.hand_back(key, version)
         if outputs is None and not loaders:  # we do not know which node loaded these; it is about to load them again
-            while models:
-                self._release(models.pop())
+            for model in models:
+                self.ledger.release(model)
         return outputs
 
     def _runs_again(self, prompt: Prompt, node_id: str, loaders: set[str]) -> bool:

@@ -108,8 +108,10 @@ class Anchor:
 class Ledger:
     """The records and anchors of one process. Used by the host's prompt worker and by callers of our API."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, released: Callable[[Any], None] = lambda model: None) -> None:
+        """`released` is called with each model that is released: whoever holds it in another way drops it, too."""
         self._ports = ports
+        self._released = released
         self._records: dict[str, Record] = {}
         self._anchors: dict[int, Anchor] = {}
 
@@ -183,6 +185,7 @@ class Ledger:
         for record in self._all():
             if record.held and any(its is model for its in record.models()):
                 record.hold(False)
+        self._released(model)
         return self._anchors.pop(id(model), None) is not None
 
     def release_cycle(self, *, unless_recorded: bool) -> None:

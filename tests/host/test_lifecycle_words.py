@@ -157,6 +157,7 @@ def test_a_loader_that_cannot_be_repeated(keeper: Keeper, altered: Any) -> None:
     (second,) = alive(keeper)
     assert second[2] != first[2], "the new weights"
     assert keeper.held() == ["WanVAE"]
+    assert keeper.client.get("/lifecycle/before") == [], "the old model was gone before the new one was loaded"
 
 
 def test_a_loader_node_of_ours_for_a_model_that_cannot_be_repeated(keeper: Keeper, altered: Any) -> None:

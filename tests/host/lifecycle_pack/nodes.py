@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -10,10 +11,13 @@ import comfy.utils
 import folder_paths
 import torch
 from comfy.model_management import load_models_gpu
+from comfy.model_patcher import ModelPatcher
 from comfy_execution.graph_utils import GraphBuilder
 
 GATE = threading.Event()
 WAITING = threading.Event()
+LOADED_BEFORE: list[str] = []
+"""The models in memory when a loader of this pack began to load."""
 
 
 class PassesAnything:
@@ -97,6 +101,8 @@ class LoadVAE:
         return {"required": {"vae_name": ("STRING", {})}}
 
     def load(self, vae_name: str) -> tuple[Any]:
+        gc.collect()
+        LOADED_BEFORE[:] = [type(its.model).__name__ for its in gc.get_objects() if isinstance(its, ModelPatcher)]
         path = folder_paths.get_full_path_or_raise("vae", vae_name)
         vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(path))
         vae.patcher.cached_patcher_init = None

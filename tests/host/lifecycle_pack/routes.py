@@ -69,6 +69,10 @@ def _add_looking(routes: web.RouteTableDef) -> None:
         models = {number(patcher.model): patcher.model for patcher in patchers}
         return web.json_response([(type(model).__name__, its, _sum(model)) for its, model in models.items()])
 
+    @routes.get("/lifecycle/before")
+    async def before(_: web.Request) -> web.Response:
+        return web.json_response(nodes.LOADED_BEFORE)
+
     @routes.get("/lifecycle/waiting")
     async def waiting(_: web.Request) -> web.Response:
         return web.json_response(nodes.WAITING.is_set())
