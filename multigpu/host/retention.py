@@ -71,13 +71,13 @@ class Retention:
         self._spoken: dict[str, Spoken] = {}
         """By the node's signature. A node whose output is cached does not run, so its choice is looked up here."""
         self._until_end: list[Any] = []
-        """Models that are held until the running prompt is over: those that its nodes ask for, which the host might drop
-        from its cache before a node with a changed choice runs, and those that the prompt no longer keeps."""
+        """Models that are held until the running prompt is over: those that its nodes ask for, which the host might
+        drop from its cache before a node with a changed choice runs, and those that the prompt no longer keeps."""
 
     # -- words ------------------------------------------------------------------------------------------------
 
     def prompt_started(self, prompt_id: str) -> Prompt:
-        """Hold the existing models that our nodes in the prompt ask for until the prompt is over. Returns the prompt."""
+        """Hold the existing models that our nodes in the prompt ask for, until it is over. Returns the prompt."""
         prompt = self.prompts.start(prompt_id)
         asked_for = {prompt.signature(node_id, without=(KEEP_LOADED,)) for node_id, _ in self.prompts.words(prompt)}
         found = [spoken.living() for spoken in self._spoken.values() if spoken.asked_for in asked_for]
