@@ -160,6 +160,7 @@ class FreeFlow:
 
     def _retain(self, decision: Decision[Any]) -> None:
         self.retention.reconcile()
+        self.retention.ledger.release_cycle(unless_recorded=False)
         for entry in decision.stay:
             self.retention.anchor(base_of(entry.model), "keep_loaded")
         for entry in decision.anchor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from comfy import model_management
 
 from ..errors import HostError
 from ..plan import Plan
@@ -49,6 +50,21 @@ class ModelState:
     def holds(self, model: torch.nn.Module) -> bool:
         """Whether the model is loaded by us and no other code has loaded or unloaded it since."""
         return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
+
+    def take_back(self, model: torch.nn.Module) -> None:
+        """Unload a model that the host would fail to unload.
+
+        When the placed patcher that has loaded the model is gone, the host goes on with the unplaced one that it was
+        made from. That one restores all weights when it is unloaded, and cannot do so if their file has changed.
+        """
+        files = {original.file for original in self.backup.values() if isinstance(original, FileOriginal)}
+        if not any(file.changed for file in files):
+            return
+        for entry in [*model_management.current_loaded_models]:
+            patcher = entry.model
+            if patcher is not None and patcher.model is model and patcher not in self.patchers:
+                model_management.current_loaded_models.remove(entry)
+                next(iter(self.patchers)).detach()
 
     def leave(self) -> dict[str, Original]:
         """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
@@ -138,6 +154,8 @@ class ModelStates:
             elif state.loaded is not None and not state.holds(model):
                 state.loaded = None
                 state.residence.forget()
+            elif state.loaded is not None:
+                state.take_back(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,13 @@ class TensorFile:
         yield tensor.reshape(entry["shape"])
         self._check(name)
 
+    @property
+    def changed(self) -> bool:
+        """Whether the file's contents may have changed since it was opened."""
+        return self._status() != self._stamp
+
     def _check(self, name: str) -> None:
-        if self._status() != self._stamp:
+        if self.changed:
             raise HostError(
                 f"{self.path} has changed on disk since it was loaded, so {name} cannot be restored without its LoRA; "
                 "choose Unload Models and Execution Cache, then run the workflow again"

@@ -117,7 +117,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy.sd", "VAE", _D, "loads on a device", ("sd", "device")),
     Symbol(_MEMORY, "unload_all_models", _L, "wrapped: pinned models stay, flagged ones leave"),
     Symbol(_MEMORY, "soft_empty_cache", _L, "wrapped: empties the caches of all devices", ("force",)),
-    Symbol(_MEMORY, "current_loaded_models", _L, "read, never assigned: which models are loaded"),
+    Symbol(_MEMORY, "current_loaded_models", _L, "which models are loaded; never assigned"),
     Symbol(_MEMORY, "LoadedModel", _L, "an entry of that list", ("model",)),
     Symbol(_MEMORY, "reset_cast_buffers", _L, "buffers of an ejected model"),
     Symbol("execution", "PromptExecutor.reset", _L, "drops the outputs that own the models; never called by us"),

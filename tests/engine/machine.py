@@ -200,6 +200,7 @@ class EngineMachine(RuleBasedStateMachine):
         """All models, or so many megabytes that the host needs for something else."""
         import comfy.model_management as memory
 
+        self.studio.settle()
         if how == "all":
             self.studio.unload()
         else:

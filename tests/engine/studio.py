@@ -145,5 +145,6 @@ class Studio:
     def unload(self) -> None:
         import comfy.model_management as memory
 
+        self.states.settle()
         memory.unload_all_models()
         memory.free_memory(1e30, torch.device("cpu"))

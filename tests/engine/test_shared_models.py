@@ -276,6 +276,22 @@ def test_a_changed_file_is_refused_every_time(studio: Studio, own_file: Path) ->
     assert torch.equal(studio.latent(strong), before)
 
 
+def test_a_changed_file_does_not_keep_a_model_from_being_unloaded(studio: Studio, own_file: Path) -> None:
+    """The placed patcher that has loaded it is gone, and the host unloads the model with the unplaced one."""
+    from multigpu.errors import HostError
+
+    model = load(own_file)
+    placed, other = studio.place(studio.lora(model, 0.8)), studio.place(model)
+    studio.latent(placed)
+    os.utime(own_file, ns=(os.stat(own_file).st_mtime_ns + 10**6,) * 2)
+    del placed
+    gc.collect()
+    studio.unload()
+    for unpatched in (model, other):
+        with pytest.raises(HostError, match="changed on disk"):
+            studio.latent(unpatched)
+
+
 def test_a_placed_patcher_that_is_dropped(studio: Studio) -> None:
     """Its LoRA is removed from the weights, and the next placed patcher has its own."""
     model = studio.flux()

@@ -134,6 +134,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             self._unloaded(unload or cache)
         if cache:
             self.remembered.clear()
+        if unload or cache:
             self._drop_what_nobody_holds()
         self._compare()
 
