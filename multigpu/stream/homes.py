@@ -152,6 +152,8 @@ def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return new
     if type(old) is not torch.nn.Parameter or old.is_inference() or is_traceable_wrapper_subclass(new):
         return as_parameter(new)
+    if not torch._has_compatible_shallow_copy_type(old, new):  # e.g. from RAM to a device of another vendor's plug-in
+        return as_parameter(new)
     with torch.inference_mode(False), torch.no_grad():
         old.data = new
     return old
