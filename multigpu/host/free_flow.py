@@ -32,7 +32,7 @@ from .hand_back import HandBack
 from .memory_view import entries, look, ram_used, standing
 from .patcher import PlacedPatcher
 from .patches import Patch
-from .retention import Retention, base_of
+from .retention import THIS_CYCLE, Retention, base_of
 
 log = logging.getLogger("multigpu")
 
@@ -160,12 +160,12 @@ class FreeFlow:
 
     def _retain(self, decision: Decision[Any]) -> None:
         self.retention.reconcile()
-        self.retention.ledger.release_cycle(unless_recorded=False)
+        self.retention.end_cycle(unless=[entry.model.model for entry in decision.anchor])
         for entry in decision.stay:
             self.retention.anchor(base_of(entry.model), "keep_loaded")
         for entry in decision.anchor:
-            self.retention.anchor(base_of(entry.model), "this cycle")
-        self.retention.settle([entry.model.model for entry in decision.anchor])
+            self.retention.anchor(base_of(entry.model), THIS_CYCLE)
+        self.retention.settle()
 
     def _free(self, keep: list[Any]) -> None:
         """Unload all models except `keep` from every device, the CPU included."""

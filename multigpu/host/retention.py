@@ -20,6 +20,9 @@ from .prompts import KEEP_LOADED, PromptWatch
 
 log = logging.getLogger("multigpu")
 
+THIS_CYCLE = "this cycle"
+"""Why a model is anchored that a free has left for one more prompt."""
+
 
 def patcher_of(value: Any) -> Any:
     """The patcher inside a component, None if it has none."""
@@ -126,6 +129,8 @@ class Retention:
         spoken = self._spoken.get(key)
         if spoken is None or spoken.prompt != self.prompts.number:
             spoken = self._spoken[key] = Spoken(asked_for, self.prompts.number, wanted, [])
+        elif wanted is not Standing.UNMANAGED:  # a node may place its model first, and then choose
+            spoken.wanted = wanted
         spoken.patchers.append(weakref.ref(patcher))
 
     def _say(self, patcher: Any, wanted: Standing, prompt: Prompt | None, node_id: str) -> None:
@@ -198,10 +203,18 @@ class Retention:
             if anchor.pinned and standing(model) is not Standing.PINNED and not leaving:
                 self.ledger.release(model)
 
-    def settle(self, for_this_cycle: Sequence[Any] = ()) -> None:
-        """Hold what is pinned, and the given models."""
+    def end_cycle(self, unless: Sequence[Any]) -> None:
+        """Stop holding what an earlier free has left for one more prompt, except the given models."""
+        for anchor in self.ledger.anchors():
+            model = anchor.patcher.model
+            if anchor.reason == THIS_CYCLE and not any(model is its for its in unless):
+                self.ledger.release(model)
+
+    def settle(self) -> None:
+        """Hold what is pinned or anchored, and what the running prompt asks for."""
         self.reconcile()
-        self.ledger.settle([*self.pinned(), *self._until_end, *for_this_cycle])
+        anchored = [anchor.patcher.model for anchor in self.ledger.anchors()]
+        self.ledger.settle([*self.pinned(), *anchored, *self._until_end])
 
     def _released(self, model: Any) -> None:
         self._until_end = [its for its in self._until_end if its is not model]
