@@ -1,7 +1,7 @@
 """This tree against another one: what a placed Flux-shaped model costs to load, change, run and free, as ratios.
 
-    git worktree add /tmp/before COMMIT
-    python benchmarks/compare.py /tmp/before [--dynamic] [--streamed 50] [--rounds 2] [--small]
+    git worktree add ../before COMMIT
+    python benchmarks/compare.py ../before [--dynamic] [--streamed 50] [--rounds 2] [--small]
 
 Both trees are measured in turns, each time in a new process; the least of all rounds counts. Needs one NVIDIA GPU.
 """

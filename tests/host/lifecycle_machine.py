@@ -131,7 +131,7 @@ class LifecycleMachine(RuleBasedStateMachine):
     def free(self, unload: bool, cache: bool) -> None:
         self.keeper.free(unload_models=unload, free_memory=cache)
         if unload or cache:
-            self._unloaded(unload or cache)
+            self._unloaded()
         if cache:
             self.remembered.clear()
         if unload or cache:
@@ -204,7 +204,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.copies.append(Copy(file, version, number))
         return self.copies[-1]
 
-    def _unloaded(self, _: bool) -> None:
+    def _unloaded(self) -> None:
         """The decision table."""
         loaded = [copy for copy in self.copies if copy.loaded]
         standings = {copy.standing for copy in loaded}
