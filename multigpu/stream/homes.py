@@ -107,13 +107,24 @@ class HomedBlock:
         held: list[torch.Tensor | None] = [its() for its in known]
         for index, its in enumerate(held):
             if self.tensors[index] is target and its is not None:
-                with torch.inference_mode(False), torch.no_grad():
-                    moved(its, its.detach().clone())
+                _part(its)
                 held[index] = None
         alone = self.room.reclaim()
         for tensor, its in zip(self.tensors, held, strict=True):
             tensor.settle(self.room, its)
         return alone
+
+    def vacate(self) -> None:
+        """The block has left this room: a parameter of it that other code still holds keeps only its own memory.
+
+        There are such parameters where torch cannot move one in place, e.g. from another vendor's device to RAM.
+        """
+        known = [TensorWeakRef(tensor.home) for tensor in self.tensors if type(tensor.home) is torch.nn.Parameter]
+        for tensor in self.tensors:
+            tensor.home = None
+        for its in (each() for each in known):
+            if its is not None and its.untyped_storage().data_ptr() == self.room.flat.data_ptr():
+                _part(its)
 
     def move_to(self, room: Room, laid: Laid) -> None:
         """Move the block to another room, with the contents that `laid` names."""
@@ -157,6 +168,12 @@ def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False), torch.no_grad():
         old.data = new
     return old
+
+
+def _part(parameter: torch.Tensor) -> None:
+    """Give a parameter memory of its own, with the same contents."""
+    with torch.inference_mode(False), torch.no_grad():
+        moved(parameter, parameter.detach().clone())
 
 
 def as_parameter(tensor: torch.Tensor) -> torch.Tensor:

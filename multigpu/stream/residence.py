@@ -11,7 +11,7 @@ always be read, at its home.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,14 +54,20 @@ class Residence:
         self._stop_streaming()
         self.plan, self.compute = None, torch_device(plan.compute)
         away = {p.block: torch_device(p.home) for p in plan.placements if p.home != plan.compute}
+        left = self._homed
         self._homed = _in_full_segments(
-            {name: block for name, block in self._homed.items() if away.get(name) == block.device and block.is_home()}
+            {name: block for name, block in left.items() if away.get(name) == block.device and block.is_home()}
         )
+        for block in self._homed:
+            del left[block]
         moving = {block: modules[block] for block in away if block not in self._homed}
-        self._fill(moving, away, progress)
+        for block, size in self._fill(moving, away):
+            _vacate(left, block)
+            progress(size)
         for placement in plan.placements:
             if placement.block not in away:
                 move(modules[placement.block], self.compute)
+                _vacate(left, placement.block)
                 progress(placement.bytes)
         self._settle()
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
@@ -117,6 +123,7 @@ class Residence:
                 for tensor in homed.tensors:
                     if tensor.is_home():
                         _move(tensor.slots, tensor.name, RAM)
+                homed.vacate()
             if homed.device != RAM or not homed.is_home():
                 del self._homed[block]
 
@@ -140,8 +147,11 @@ class Residence:
 
     # -- moving -------------------------------------------------------------------------------------------------
 
-    def _fill(self, blocks: Modules, away: Mapping[str, torch.device], progress: Progress) -> None:
-        """Copy blocks into new arenas, one block at a time; the source of each is free before the next is copied."""
+    def _fill(self, blocks: Modules, away: Mapping[str, torch.device]) -> Iterator[tuple[str, int]]:
+        """Copy blocks into new arenas, one at a time, and yield each one's name and size when it is there.
+
+        The source of each is free before the next is copied.
+        """
         layouts = {block: lay_out_block(module) for block, module in blocks.items()}
         for device in dict.fromkeys(away[block] for block in blocks):
             here = [block for block in blocks if away[block] == device]
@@ -150,7 +160,8 @@ class Residence:
                 laid, size = layouts.pop(block)
                 room = arena.room(size)
                 self._homed[block] = HomedBlock(block, blocks[block], room, settle_in(room, laid))
-                progress(size)
+                del laid
+                yield block, size
 
     def _arena(self, device: torch.device, sizes: Sequence[int]) -> Arena:
         arena = Arena(device, sizes)
@@ -179,6 +190,12 @@ class Residence:
             module = device_module(device)
             if module is not None:
                 module.synchronize(device)
+
+
+def _vacate(left: dict[str, HomedBlock], name: str) -> None:
+    block = left.pop(name, None)
+    if block is not None:
+        block.vacate()
 
 
 def _in_full_segments(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:

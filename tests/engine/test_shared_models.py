@@ -143,6 +143,23 @@ def test_a_merge_holds_no_memory_of_whole_blocks(studio: Studio) -> None:
 
 
 @pytest.mark.accelerator
+@pytest.mark.parametrize("then", ["unplaced", "dropped", "placed elsewhere"])
+def test_a_parameter_that_somebody_holds_keeps_no_memory_of_its_block(studio: Studio, then: str) -> None:
+    """When the block leaves its donor, the parameter goes with it, or stays there alone where torch cannot move it."""
+    model = studio.flux()
+    donor = studio.accelerators[1]
+    placed = studio.place(model, f"{donor},60%;cpu,*")
+    studio.latent(placed)
+    held = [each for each in model.model.parameters() if str(each.device) == donor and each.ndim == 1]
+    assert held
+    if then == "dropped":
+        del placed
+    studio.latent(studio.place(model, "cpu,30%") if then == "placed elsewhere" else model)
+    studio.settle()
+    assert studio.world.allocated(donor) <= HOST_TABLES + 512 * len(held) + sum(each.nbytes for each in held)
+
+
+@pytest.mark.accelerator
 def test_nothing_stays_behind_when_an_unplaced_patcher_takes_over(studio: Studio) -> None:
     """The donor is empty as soon as an unplaced patcher has loaded the model, and all devices are after an unload."""
     model = studio.flux()

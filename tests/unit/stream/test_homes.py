@@ -96,6 +96,17 @@ def test_a_held_parameter_that_does_not_change_moves_with_its_block(module: torc
     assert module.bias is bias and bias.untyped_storage().data_ptr() == block.room.flat.data_ptr()
 
 
+def test_a_held_parameter_of_a_vacated_room_keeps_only_its_own_memory(module: torch.nn.Module) -> None:
+    """If it stayed behind: torch cannot move every parameter in place."""
+    block = homed(module)
+    weight, bias, before = module.weight, module.bias, module.weight.clone()
+    module.weight = torch.nn.Parameter(before.clone(), requires_grad=False)
+    module.bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
+    block.vacate()
+    assert torch.equal(weight, before) and weight.untyped_storage().nbytes() == weight.nbytes
+    assert bias.untyped_storage().nbytes() == bias.nbytes
+
+
 def test_memory_that_was_handed_out_can_be_written_once_it_is_given_back(module: torch.nn.Module) -> None:
     block = homed(module)
     handed = {"a patch": [module.weight.detach()]}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import sys
-import threading
 import weakref
 from typing import Any
 
@@ -80,18 +78,16 @@ def number(thing: object) -> int:
 
 
 def _worker_waits() -> bool:
-    """Whether the prompt worker has nothing to do: no flag and no prompt is set, and it sits in the queue's `get`."""
+    """Whether the prompt worker has nothing to do: no flag and no prompt is set, and it waits for one.
+
+    ComfyUI's `set_flag` notifies once. A worker that was between two waits then sleeps on with the flag set, for up to
+    1000 seconds; it is notified again here.
+    """
     queue = PromptServer.instance.prompt_queue
     with queue.mutex:
-        if queue.get_flags(reset=False) or queue.queue or queue.currently_running:
+        waits = bool(queue.not_empty._waiters)
+        if queue.get_flags(reset=False):
+            if waits:
+                queue.not_empty.notify()
             return False
-    frames = sys._current_frames()
-    for thread in threading.enumerate():
-        names = []
-        frame = frames.get(thread.ident or 0)
-        while frame is not None:
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        if "prompt_worker" in names:
-            return names[names.index("prompt_worker") - 1] == "get"
-    return False
+        return waits and not queue.queue and not queue.currently_running
