@@ -1,7 +1,7 @@
 """Entry for ComfyUI, which imports this folder as a package. Imported in any other way, it does nothing."""
 
 if __package__:
-    from .multigpu.host.entry import comfy_entrypoint, first_copy
+    from .multigpu.entry import comfy_entrypoint, first_copy
 
     WEB_DIRECTORY = "./web" if first_copy() is None else None
 

@@ -31,14 +31,9 @@ def measure(tree: str, options: argparse.Namespace) -> dict[str, float]:
     import torch
 
     host.start(options.host, options.dynamic)
-    from multigpu.host.model_states import ModelStates
-    from multigpu.host.placement import host_budgets, place, plan_for
-    from multigpu.plan import CPU, DeviceId, parse_request
-
     shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
     path = host.flux_file(options.small, shape)
     forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
-    states = ModelStates()
     result: dict[str, float] = {}
 
     def seconds(what: str, do: Callable[[], Any]) -> Any:
@@ -50,9 +45,7 @@ def measure(tree: str, options: argparse.Namespace) -> dict[str, float]:
         return value
 
     patcher = host.load(path)
-    budgets = host_budgets([DeviceId("cuda", 0), CPU])
-    request = parse_request(f"cuda:0,{100 - options.streamed}%;cpu,*")
-    placed = place(patcher, plan_for(patcher, request, budgets), states)
+    placed = host.place(patcher, f"cuda:0,{100 - options.streamed}%;cpu,*")
     patched, changed = check_engine.lora(placed, 0.7), check_engine.lora(placed, 0.4)
     seconds("first load", lambda: host.load_on_device(placed))
     result["step"] = forward.seconds(placed)
@@ -81,8 +74,8 @@ def main() -> None:
         return
     trees = {"this": str(HERE), "other": str(Path(options.other).resolve())}
     best: dict[str, dict[str, float]] = {name: {} for name in trees}
-    for _ in range(options.rounds):
-        for name, tree in trees.items():
+    for number in range(options.rounds):
+        for name, tree in [*trees.items()][:: -1 if number % 2 else 1]:  # which tree comes first may matter
             command = [sys.executable, __file__, *sys.argv[1:], "--tree", tree]
             said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             print(name, said.splitlines()[-1], flush=True)

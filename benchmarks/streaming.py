@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -47,25 +48,16 @@ def ours(
     patcher: Any,
     forward: host.Forward,
     percent: int,
-    link: float,
-    resident: float,
     ring: int | None,
     want: torch.Tensor,
     baseline: dict[str, int],
-    states: Any,
 ) -> dict[str, Any]:
-    from multigpu.host.placement import host_budgets, place, plan_for
-    from multigpu.plan import CPU, DeviceBudget, DeviceId, parse_request
+    from multigpu.plan import CPU, planner
 
     host.unload()
-    compute = DeviceId("cuda", 0)
-    budgets = [
-        DeviceBudget(b.device, b.total, b.free, link if b.device == CPU else None) for b in host_budgets([compute, CPU])
-    ]
-    plan = plan_for(
-        patcher, parse_request(f"cuda:0,{100 - percent}%;cpu,*"), budgets, ring_bytes=ring, step_seconds=resident
-    )
-    placed = place(patcher, plan, states)
+    with mock.patch.object(planner, "default_ring", planner.default_ring if ring is None else lambda *_: ring):
+        placed = host.place(patcher, f"cuda:0,{100 - percent}%;cpu,*")
+    plan = placed.placed.plan
     torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     host.load_on_device(placed)
@@ -82,7 +74,7 @@ def ours(
         "streamed_bytes": plan.bytes_on(CPU),
         "ring": plan.ring_bytes,
         "peak": torch.cuda.max_memory_allocated(),
-        "planned": plan.bytes_on(compute) + plan.ring_bytes + baseline["activations"],
+        "planned": plan.bytes_on(plan.compute) + plan.ring_bytes + baseline["activations"],
         "ram": host.anonymous_bytes() - baseline["ram"],
         "forecast": plan.forecast.step if plan.forecast else None,
     }
@@ -153,14 +145,9 @@ def main() -> None:
         flush=True,
     )
     core = host.load(path, dtype) if options.core else None  # of its own: what was placed once rests in other memory
-    from multigpu.host.model_states import ModelStates
-
-    states = ModelStates()
     rows: list[dict[str, Any]] = []
     for percent in options.streamed:
-        rows.append(
-            ours(patcher, forward, percent, link, resident, options.ring and options.ring << 20, want, baseline, states)
-        )
+        rows.append(ours(patcher, forward, percent, options.ring and options.ring << 20, want, baseline))
         if options.core:
             rows.append((core_dynamic if options.dynamic else core_static)(core, forward, percent))
         for row in rows[-2 if options.core else -1 :]:

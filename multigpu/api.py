@@ -14,9 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .choice import read_keep
-from .host.surface import Feature
-from .lifecycle.policy import FLAG
+from .lifecycle.policy import FLAG, Standing
 from .runtime import current
 from .telemetry.snapshot import Snapshot
 
@@ -33,7 +31,7 @@ def set_keep_loaded(component: Any, keep: str | bool) -> None:
     model. The last choice counts, except that keep wins if two nodes of one prompt disagree, and that `default` only
     withdraws the choice of the same node. Raises InputError for another value, or for a component without a model.
     """
-    current().keep(component, read_keep(keep))
+    current().free_flow.keep(component, Standing.read(keep))
 
 
 def load_once(node: str, values: Mapping[str, Any], load: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
@@ -42,11 +40,12 @@ def load_once(node: str, values: Mapping[str, Any], load: Callable[[], Sequence[
     For loader nodes, so that a changed `keep_loaded` does not load a file again: `values` are all other inputs, and all
     of them are plain values. If a file of the components, or one that the values name, has changed, `load` is called.
     """
-    runtime = current()
-    if not runtime.capabilities.offers(Feature.LIFECYCLE):
-        return tuple(load())
-    key = f"node {node} {json.dumps(values, sort_keys=True)}"
-    return runtime.free_flow.retention.load_once(key, dict(values), load)
+    flow, key = current().free_flow, f"node {node} {json.dumps(values, sort_keys=True)}"
+    components = flow.loaded_before(key)
+    if components is None:
+        components = tuple(load())
+        flow.remember_loaded(key, dict(values), components)
+    return components
 
 
 def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> bool:
@@ -68,26 +67,25 @@ def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> Non
 
     None is ignored.
     """
-    flow = current().free_flow
-    if model_patcher is not None and flow.activate():
-        flow.retention.anchor(model_patcher, reason)
+    if model_patcher is not None:
+        current().free_flow.anchor(model_patcher, reason)
 
 
 def clear_all_retention_anchors(reason: str = "manual_clear") -> int:
     """Stop holding models; returns how many were held. Loaded models stay loaded until memory is freed."""
-    return current().free_flow.retention.clear(reason)
+    return current().free_flow.clear_anchors(reason)
 
 
 def multigpu_memory_log(identifier: str, tag: str, *, as_json: bool = False) -> Snapshot:
     """Take a snapshot of memory, log it as a readable line or as JSON, and keep it in the history."""
-    return current().free_flow.recorder.take(identifier, tag, as_json=as_json)
+    return current().recorder.take(identifier, tag, as_json=as_json)
 
 
 def comfyui_memory_load(tag: str) -> str:
     """One line about memory now, which is kept in the history and logged among the debug lines."""
-    return current().free_flow.recorder.take("memory", tag, level=logging.DEBUG).line()
+    return current().recorder.take("memory", tag, level=logging.DEBUG).line()
 
 
 def memory_history(last: int | None = None) -> list[Snapshot]:
     """The snapshots that were taken, oldest first; the newest 256 are kept."""
-    return current().free_flow.recorder.history(last)
+    return current().recorder.history(last)

@@ -10,16 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from .errors import HostIncompatible
 from .host.capabilities import HostCapabilities, probe
 from .host.surface import Feature
-from .lifecycle.policy import Standing
+from .lifecycle.absent import NoFreeFlow
 from .settings import Settings
+from .target import Resolver
+from .telemetry.recorder import Recorder
+from .telemetry.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .devices.inventory import Inventory
-    from .host.free_flow import FreeFlow
-    from .host.model_states import ModelStates
-    from .host.placing import Placer
+    from .host.engine.model_states import ModelStates
+    from .host.lifecycle.free_flow import FreeFlow
+    from .host.placing.placer import Placer
 
 LOGGER = "multigpu"
 """One name for all our log lines: inside ComfyUI a module's own name is the path of the folder."""
@@ -55,32 +59,49 @@ class Runtime:
     @functools.cached_property
     def states(self) -> ModelStates:
         """The states of all placed models. Only inside ComfyUI."""
-        from .host.model_states import ModelStates
+        from .host.engine.model_states import ModelStates
 
         return ModelStates()
 
     @functools.cached_property
-    def placer(self) -> Placer:
-        """Places components. Only inside ComfyUI."""
-        from .host.device_scope import DeviceScope
-        from .host.placing import Placer
-
-        return Placer(self.inventory, self.settings, self.capabilities, self.states, DeviceScope(), self.keep)
+    def resolver(self) -> Resolver:
+        """Finds the devices that nodes name."""
+        return Resolver(self.inventory, self.settings.fall_back)
 
     @functools.cached_property
-    def free_flow(self) -> FreeFlow:
-        """What happens when memory is freed. Only inside ComfyUI; raises HostIncompatible where this host lacks it."""
-        self.capabilities.need(Feature.LIFECYCLE)
-        from .host.free_flow import FreeFlow, pressure
+    def placer(self) -> Placer:
+        """Places components. Only inside ComfyUI."""
+        from .host.placing.device_scope import DeviceScope
+        from .host.placing.placer import Placer
+
+        return Placer(self.inventory, self.capabilities, self.states, DeviceScope(), self.free_flow.keep)
+
+    @functools.cached_property
+    def recorder(self) -> Recorder:
+        """Takes snapshots of memory. Only inside ComfyUI."""
+        return Recorder(self._snapshot, logging.getLogger(LOGGER))
+
+    def _snapshot(self, identifier: str, tag: str) -> Snapshot:
+        from .host.device_memory import accelerators, snapshot
+
+        return snapshot(identifier, tag, accelerators(self.inventory), self.free_flow.held())
+
+    @functools.cached_property
+    def free_flow(self) -> FreeFlow | NoFreeFlow:
+        """What happens when memory is freed. Only inside ComfyUI."""
+        try:
+            self.capabilities.need(Feature.LIFECYCLE)
+        except HostIncompatible as problem:
+            return NoFreeFlow(problem)
+        from .host.device_memory import accelerators
+        from .host.lifecycle.free_flow import FreeFlow, pressure
 
         return FreeFlow(
-            lambda: self.inventory.accelerators, pressure(self.settings.ram_limit), lambda: self.states.settle()
+            lambda: [device.id for device in accelerators(self.inventory)],
+            pressure(self.settings.ram_limit),
+            lambda: self.states.settle(),
+            self.recorder,
         )
-
-    def keep(self, component: Any, keep: str) -> None:
-        """Set `default`, `keep` or `eject` for the model in a component, if this host allows it."""
-        if self.capabilities.offers(Feature.LIFECYCLE):
-            self.free_flow.keep(component, Standing(keep))
 
     def nodes(self) -> list[type[Any]]:
         """The node classes for ComfyUI: none when the pack is switched off, or the host's node API differs."""

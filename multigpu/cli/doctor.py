@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import InputError
-from ..host import capabilities, outside
+from ..host import capabilities, comfyui_tree
 from ..host.surface import Feature
 from ..runtime import new_inventory
 from .terminal import Parser, put
@@ -27,13 +27,13 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--comfyui", type=Path, metavar="FOLDER", help="the folder with ComfyUI's main.py")
     parser.add_argument("--all", action="store_true", help="list every symbol, also those that are as expected")
     options = parser.parse_args(arguments)
-    tree = options.comfyui or outside.find_tree()
+    tree = options.comfyui or comfyui_tree.find_tree()
     if tree is None:
         raise InputError(
             "no ComfyUI found around the current folder; say where it is: "
             "multigpu doctor --comfyui FOLDER (the one with main.py)"
         )
-    outside.enter(tree)
+    comfyui_tree.enter(tree)
     found = capabilities.probe()
     put(f"{report(found, list_all=options.all)}\n{devices(new_inventory())}\n")
     return int(any(True for _ in found.features_off()))

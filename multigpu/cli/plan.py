@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..choice import device_here, is_default, renamed
+from ..devices.names import device_here, is_default
 from ..errors import InputError
 from ..files import Model, describe_model, read_tensors
 from ..files.families import COMPONENTS
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     model = describe_model(read_tensors(files), options.component, options.step_seconds)
     budgets = parse_budgets(options.devices) if options.devices else machine_budgets(_note)
     here = [budget.device for budget in budgets]
-    request = renamed(request, lambda named: device_here(named, here) or named)
+    request = request.renamed(lambda named: device_here(named, here) or named)
     compute = _compute_device(options.compute, request, here)
     ring = read_gib(options.ring) if options.ring else None
     plan = make_plan(request, model.blocks, budgets, compute, ring_bytes=ring)
@@ -173,7 +173,7 @@ def _compute_device(text: str | None, request: Request, here: Sequence[DeviceId]
     if text and not is_default(text):
         named = DeviceId.parse(text)
         return device_here(named, here) or named
-    if not isinstance(request, Auto) and request.compute is not None:
+    if request.compute is not None:
         return request.compute
     return next((device for device in here if not device.is_cpu), here[0])
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from ..choice import device_here
 from ..errors import AllocationError, BackendUnavailable, UnknownDevice
 from ..plan import CPU, DeviceId
 from ..units import format_bytes
 from .backends import Backend, Device, all_backends, free_bytes, probe
+from .names import device_here
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InputError
 from ..plan.types import Block, Reason
@@ -49,12 +49,11 @@ def describe_model(
     tensors: Sequence[TensorInfo],
     component: str | None = None,
     step_seconds: float | None = None,
-    flops: float | None = None,
 ) -> Model:
     """The blocks of a model in order of execution.
 
     Of a whole checkpoint one component is taken, the diffusion model unless `component` says another. The compute
-    estimates are operations over `flops` (None: `FLOPS`); with `step_seconds` they are scaled to that sum instead.
+    estimates are operations over `FLOPS`; with `step_seconds` they are scaled to that sum instead.
     Raises `InputError` if the component is not there.
     """
     present = [name for name, prefixes in COMPONENTS.items() if any(t.name.startswith(prefixes) for t in tensors)]
@@ -67,7 +66,7 @@ def describe_model(
     levels = 1 + max((int(m[2]) for m in map(_LEVEL.match, modules) if m and m[1] == "output_blocks"), default=0)
     work = {name: _operations(family, name, modules[name], levels) for name in ordered}
     whole = sum(work.values())
-    rate = 1 / (flops or FLOPS) if step_seconds is None or not whole else step_seconds / whole
+    rate = 1 / FLOPS if step_seconds is None or not whole else step_seconds / whole
     blocks = tuple(
         Block(
             name,
@@ -80,6 +79,11 @@ def describe_model(
         for order, name in enumerate(ordered)
     )
     return Model(family.name, chosen, blocks)
+
+
+def retimed(blocks: Sequence[Block], flops: float) -> list[Block]:
+    """Blocks whose compute estimates were made without a measurement, for a device that achieves `flops`."""
+    return [replace(block, compute=(block.compute or 0.0) * FLOPS / flops) for block in blocks]
 
 
 def _modules(tensors: Sequence[TensorInfo], prefixes: tuple[str, ...]) -> dict[str, list[TensorInfo]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from ..errors import HostIncompatible
@@ -66,19 +69,37 @@ def probe(surface: tuple[Symbol, ...] = SURFACE) -> HostCapabilities:
     )
 
 
+_MISSING = object()
+_ATTRIBUTE = object()
+"""Stands for the value of an attribute that only the objects of a class have."""
+
+
 def _resolve(module: str, path: str, default: Any) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ImportError:
         return default
-    for part in path.split("."):
-        found = getattr(found, part, _MISSING)
+    parts = path.split(".")
+    for number, part in enumerate(parts):
+        owner, found = found, getattr(found, part, _MISSING)
         if found is _MISSING:
-            return default
+            return _ATTRIBUTE if all(_objects_have(owner, name) for name in parts[number:]) else default
     return found
 
 
-_MISSING = object()
+def _objects_have(owner: Any, name: str) -> bool:
+    """Whether objects of a class have an attribute: the class annotates it, or its `__init__` assigns it."""
+    for base in getattr(owner, "__mro__", ()):
+        code = getattr(vars(base).get("__init__"), "__code__", None)
+        if name in vars(base).get("__annotations__", ()) or (code is not None and name in _assigned(code)):
+            return True
+    return False
+
+
+@functools.cache
+def _assigned(code: CodeType) -> frozenset[str]:
+    """The attributes that a function assigns, of whatever object."""
+    return frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "STORE_ATTR")
 
 
 def _problem(symbol: Symbol) -> str:

@@ -6,22 +6,28 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from comfy import model_management
+from comfy.model_patcher import ModelPatcher
 
+from ..devices.torch_devices import current_device
 from ..errors import InputError
-from .device_scope import current_device
+
+if TYPE_CHECKING:
+    from comfy.clip_vision import ClipVisionModel
+    from comfy.controlnet import ControlNet
+    from comfy.sd import CLIP, VAE
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Component:
     """A component with its patcher. `rebuilt` makes a copy of the component around another patcher."""
 
     kind: str
-    patcher: Any
-    rebuilt: Callable[[Any], Any]
+    patcher: ModelPatcher
+    rebuilt: Callable[[ModelPatcher], Any]
 
     @property
     def name(self) -> str:
@@ -29,27 +35,24 @@ class Part:
         return type(self.patcher.model).__name__
 
 
-def part_of(component: Any) -> Part:
-    """Look inside a component. Raises `InputError` for what has no patcher, with the reason."""
+def find_component(value: Any) -> Component | None:
+    """The component that a value of a workflow is; None if it has no patcher."""
     for fits, kind, patcher, rebuilt in _KINDS:
-        if fits(component):
-            inside = patcher(component)
-            if not _is_patcher(inside):
-                break
-            return Part(kind, inside, functools.partial(rebuilt, component))
-    raise InputError(
-        f"a {type(component).__name__} cannot be placed: it does not keep its weights in one of ComfyUI's model "
-        "patchers, so ComfyUI loads it by other means; connect a component that one of ComfyUI's own loaders made"
-    )
+        if fits(value):
+            inside = patcher(value)
+            return Component(kind, inside, functools.partial(rebuilt, value)) if _is_patcher(inside) else None
+    return None
 
 
-def has_patcher(component: Any) -> bool:
-    """Whether `part_of` would return."""
-    try:
-        part_of(component)
-    except InputError:
-        return False
-    return True
+def component_of(value: Any) -> Component:
+    """The component that a value of a workflow is. Raises `InputError`, with the reason, if it has no patcher."""
+    found = find_component(value)
+    if found is None:
+        raise InputError(
+            f"a {type(value).__name__} cannot be placed: it does not keep its weights in one of ComfyUI's model "
+            "patchers, so ComfyUI loads it by other means; connect a component that one of ComfyUI's own loaders made"
+        )
+    return found
 
 
 def _is_patcher(thing: Any) -> bool:
@@ -57,14 +60,14 @@ def _is_patcher(thing: Any) -> bool:
     return all(hasattr(thing, name) for name in wanted) and isinstance(thing.model, torch.nn.Module)
 
 
-def _rebuilt_clip(clip: Any, patcher: Any) -> Any:
+def _rebuilt_clip(clip: CLIP, patcher: ModelPatcher) -> CLIP:
     new = clip.clone()
     new.patcher = patcher
     new.cond_stage_model = patcher.model
     return new
 
 
-def _rebuilt_vae(vae: Any, patcher: Any) -> Any:
+def _rebuilt_vae(vae: VAE, patcher: ModelPatcher) -> VAE:
     new = copy.copy(vae)
     reloaded = patcher.model is not vae.first_stage_model and patcher.cached_patcher_init is not None
     new.patcher = patcher
@@ -75,7 +78,7 @@ def _rebuilt_vae(vae: Any, patcher: Any) -> Any:
     return new
 
 
-def _rebuilt_vision(vision: Any, patcher: Any) -> Any:
+def _rebuilt_vision(vision: ClipVisionModel, patcher: ModelPatcher) -> ClipVisionModel:
     new = copy.copy(vision)
     new.patcher = patcher
     new.model = patcher.model
@@ -83,7 +86,7 @@ def _rebuilt_vision(vision: Any, patcher: Any) -> Any:
     return new
 
 
-def _rebuilt_control(control: Any, patcher: Any) -> Any:
+def _rebuilt_control(control: ControlNet, patcher: ModelPatcher) -> ControlNet:
     new = control.copy()
     new.load_device = patcher.load_device
     new.control_model_wrapped = patcher

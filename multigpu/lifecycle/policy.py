@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
+from ..errors import InputError
+
 FLAG = "_mgpu_unload_distorch_model"
 """The attribute on the inner model, which all clones of its patcher share; other packs may read and set it."""
 
@@ -23,9 +25,20 @@ Model = TypeVar("Model")
 class Standing(Enum):
     """What the user chose for a model. The value is the choice of the `keep_loaded` widget."""
 
-    UNMANAGED = "default"
-    PINNED = "keep"
-    FLAGGED = "eject"
+    DEFAULT = "default"
+    KEEP = "keep"
+    EJECT = "eject"
+
+    @classmethod
+    def read(cls, value: object) -> Standing:
+        """The standing that a widget or a caller names. Raises `InputError` for what names none."""
+        word = str(value).strip().lower() if isinstance(value, (str, bool)) else ""
+        word = {"true": cls.KEEP.value, "false": cls.EJECT.value}.get(word, word)
+        if word not in [each.value for each in cls]:
+            raise InputError(
+                f"keep_loaded is {value!r}; it can be default, keep or eject (or true for keep, false for eject)"
+            )
+        return cls(word)
 
 
 class Step(Enum):
@@ -38,9 +51,9 @@ class Step(Enum):
 
 
 TABLE: dict[str, dict[Standing, Step]] = {
-    "some flagged": {Standing.FLAGGED: Step.EJECT, Standing.PINNED: Step.STAY, Standing.UNMANAGED: Step.ANCHOR},
-    "some pinned": {Standing.PINNED: Step.STAY, Standing.UNMANAGED: Step.DELEGATE},
-    "nothing said": {Standing.UNMANAGED: Step.DELEGATE},
+    "some flagged": {Standing.EJECT: Step.EJECT, Standing.KEEP: Step.STAY, Standing.DEFAULT: Step.ANCHOR},
+    "some pinned": {Standing.KEEP: Step.STAY, Standing.DEFAULT: Step.DELEGATE},
+    "nothing said": {Standing.DEFAULT: Step.DELEGATE},
     "out of memory": dict.fromkeys(Standing, Step.DELEGATE),
 }
 
@@ -66,13 +79,13 @@ class Decision(Generic[Model]):
 def standing_of(flag: object) -> Standing:
     """The standing for a value of the attribute: True is flagged, False is pinned, anything else is unmanaged."""
     if flag is True:
-        return Standing.FLAGGED
-    return Standing.PINNED if flag is False else Standing.UNMANAGED
+        return Standing.EJECT
+    return Standing.KEEP if flag is False else Standing.DEFAULT
 
 
 def flag_for(standing: Standing) -> bool | None:
     """The attribute's value for a standing; None when there must be no attribute."""
-    return {Standing.FLAGGED: True, Standing.PINNED: False}.get(standing)
+    return {Standing.EJECT: True, Standing.KEEP: False}.get(standing)
 
 
 def decide(models: Sequence[tuple[Model, Standing]], *, out_of_memory: bool = False) -> Decision[Model]:
@@ -80,9 +93,9 @@ def decide(models: Sequence[tuple[Model, Standing]], *, out_of_memory: bool = Fa
     said = {standing for _, standing in models}
     if out_of_memory:
         row = "out of memory"
-    elif Standing.FLAGGED in said:
+    elif Standing.EJECT in said:
         row = "some flagged"
-    elif Standing.PINNED in said:
+    elif Standing.KEEP in said:
         row = "some pinned"
     else:
         row = "nothing said"

@@ -21,9 +21,9 @@ ORDER = tuple(Release)
 class Pressure:
     """Decides what to release each time it is told the fraction of RAM in use, from 0 to 1.
 
-    While more than `limit` is in use, each call of `look` goes one step further in the order. After the last step, or
-    once use has fallen to the limit, nothing is released until use falls below `limit` - `hysteresis`: memory that
-    other programs hold must not make us free the same things after every prompt.
+    While more than `limit` is in use, each call of `next_release` goes one step further in the order. After the last
+    step, or once use has fallen to the limit, nothing is released until use falls below `limit` - `hysteresis`: memory
+    that other programs hold must not make us free the same things after every prompt.
     """
 
     limit: float
@@ -31,7 +31,7 @@ class Pressure:
     _next: int = field(default=0, init=False)
     _resting: bool = field(default=False, init=False)
 
-    def look(self, used: float) -> Release | None:
+    def next_release(self, used: float) -> Release | None:
         """The next thing to release, or None if there is enough room or nothing is left to release."""
         if used < self.limit - self.hysteresis:
             self._next, self._resting = 0, False

@@ -25,16 +25,16 @@ class Words:
 
         `default` from outside withdraws all choices.
         """
-        if speaker is OUTSIDE and standing is Standing.UNMANAGED:
+        if speaker is OUTSIDE and standing is Standing.DEFAULT:
             self._said.clear()
         self._said.pop(speaker, None)
-        if standing is not Standing.UNMANAGED:
+        if standing is not Standing.DEFAULT:
             self._said[speaker] = prompt, standing
 
     @property
     def standing(self) -> Standing:
         newest = max((prompt for prompt, _ in self._said.values()), default=0)
         said = [standing for prompt, standing in self._said.values() if prompt == newest]
-        if Standing.PINNED in said:
-            return Standing.PINNED
-        return Standing.FLAGGED if said else Standing.UNMANAGED
+        if Standing.KEEP in said:
+            return Standing.KEEP
+        return Standing.EJECT if said else Standing.DEFAULT

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..host.node_api import io
+from ..host.surface import Feature
+from .widgets import CATEGORY
+
 if TYPE_CHECKING:
     from ..runtime import Runtime
 
@@ -22,15 +26,13 @@ WHAT_TIP = (
 
 
 def free_memory_nodes(runtime: Runtime) -> list[type[Any]]:
-    from ..host.node_api import io
-
     class FreeMemory(io.ComfyNode):
         @classmethod
         def define_schema(cls) -> Any:
             return io.Schema(
                 node_id=NODE_ID,
                 display_name="Free Memory",
-                category="multigpu",
+                category=CATEGORY,
                 description=DESCRIPTION,
                 search_aliases=["multigpu", "unload", "eject", "vram", "purge"],
                 inputs=[
@@ -42,11 +44,11 @@ def free_memory_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def execute(cls, value: Any, free: str) -> Any:
-            from ..host.free_now import free_ram_caches, unload_all_but_pinned, unload_flagged
+            from ..host.lifecycle.free_now import free_ram_caches, unload_all_but_pinned, unload_flagged
 
-            {FLAGGED: unload_flagged, ALL_BUT_PINNED: unload_all_but_pinned, RAM: free_ram_caches}[free](
-                runtime.free_flow
-            )
+            runtime.capabilities.need(Feature.LIFECYCLE)
+            act = {FLAGGED: unload_flagged, ALL_BUT_PINNED: unload_all_but_pinned, RAM: free_ram_caches}[free]
+            act(runtime.free_flow, runtime.recorder)
             return io.NodeOutput(value)
 
     FreeMemory.__name__ = FreeMemory.__qualname__ = NODE_ID

@@ -7,77 +7,33 @@ The DisTorch2 ones also place what was loaded, as a place node would. All are ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..api import load_once, set_keep_loaded
-from ..choice import DEFAULT, Choice, read_keep
-from ..plan import request_from_widgets
+from ..api import load_once
+from ..host.components import find_component
+from ..host.model_files import files_named
+from ..host.node_api import io
+from ..host.placing.loader_nodes import NodeCall, inputs_of, is_there, outputs_of
+from ..host.reading import reading
+from ..lifecycle.policy import Standing
 from . import loader_table as table
-from .place import CATEGORY, EXPERT_TIP, keep_problem, keep_widget
+from .widgets import CATEGORY, EJECT_TIP, SPREAD, SPREAD_CATEGORY, LoaderWidgets, keep_problem, keep_widget, read_spread
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-
-SPREAD_CATEGORY = f"{CATEGORY}/distorch_2"
-EJECT_TIP = "Unload other models from the compute device before this one is loaded. Models that are set to keep stay."
-
-SPREAD = ("virtual_vram_gb", "donor_device", "expert_mode_allocations")
-"""The widgets that say how weights are spread, in the archived pack's order."""
 
 Load = Callable[[dict[str, Any]], tuple[Any, ...]]
 """Takes the widget values by name, returns the components."""
 
 
-@dataclass(frozen=True, slots=True)
-class Widgets:
-    """Makes the widgets that choose devices, for one machine."""
-
-    io: Any
-    labels: list[str]
-
-    @property
-    def first(self) -> str:
-        """The device that is offered first: the first accelerator, or the CPU where there is none."""
-        return self.labels[0]
-
-    def device(self, name: str, what: str, *, optional: bool = True) -> Any:
-        tip = f"The device on which {what} computes."
-        return self.io.Combo.Input(name, options=self.labels, default=self.first, optional=optional, tooltip=tip)
-
-    def virtual(self, prefix: str = "", default: float = 4.0, *, optional: bool = True) -> list[Any]:
-        tip = "Gigabytes of weights that rest on the donor instead of the compute device. 0: none."
-        size = self.io.Float.Input(
-            f"{prefix}virtual_vram_gb", default=default, min=0.0, max=128.0, step=0.1, optional=optional, tooltip=tip
-        )
-        donor = self.io.Combo.Input(
-            f"{prefix}donor_device",
-            options=self.labels,
-            default="cpu",
-            optional=optional,
-            tooltip="The device that holds these weights.",
-        )
-        return [size, donor]
-
-    def expert(self, prefix: str = "") -> Any:
-        tip = EXPERT_TIP.replace("Mode 'expert': amounts", "Instead of virtual VRAM: amounts")
-        return self.io.String.Input(f"{prefix}expert_mode_allocations", default="", optional=True, tooltip=tip)
-
-    def switch(self, name: str, default: bool, tip: str) -> Any:
-        return self.io.Boolean.Input(name, default=default, optional=True, tooltip=tip)
-
-
 def loader_nodes(runtime: Runtime) -> list[type[Any]]:
     """Two nodes for each loader of the table that the host has."""
-    from ..host.loaders import is_there
-    from ..host.node_api import io
-
     here = [loader for loader in table.LOADERS if is_there(loader.target)]
-    return [make(io, loader, runtime) for loader in here for make in (_plain, _spread)]
+    return [make(loader, runtime) for loader in here for make in (_plain, _spread)]
 
 
 def loader_node(
-    io: Any, node_id: str, schema: Callable[[], dict[str, Any]], load: Load, keeps: bool = False
+    runtime: Runtime, node_id: str, schema: Callable[[], dict[str, Any]], load: Load, keeps: bool = False
 ) -> type[Any]:
     """A V3 node class. `schema` gives what differs between nodes; it is called each time, because the files change."""
 
@@ -110,9 +66,13 @@ def loader_node(
         def execute(cls, **given: Any) -> Any:
             values = {**defaults(cls.define_schema().inputs), **given}
             if not keeps:
-                return io.NodeOutput(*with_bar(values, load))
-            keep = read_keep(values.pop("keep_loaded"))
-            return io.NodeOutput(*kept(once(node_id, values, load), keep))
+                return io.NodeOutput(*_loaded(values, load))
+            standing = Standing.read(values.pop("keep_loaded"))
+            components = _loaded_once(node_id, values, load)
+            for component in components:
+                if standing is not Standing.DEFAULT or find_component(component) is not None:
+                    runtime.free_flow.keep(component, standing)
+            return io.NodeOutput(*components)
 
     Loader.__name__ = Loader.__qualname__ = node_id
     return Loader
@@ -125,34 +85,18 @@ def defaults(inputs: list[Any]) -> dict[str, Any]:
     }
 
 
-def kept(components: tuple[Any, ...], keep: str) -> tuple[Any, ...]:
-    """The components, with `keep` set for the model in each.
-
-    Raises InputError if `keep` is not default and a component has no patcher.
-    """
-    from ..host.components import has_patcher
-
-    for component in components:
-        if keep != DEFAULT or has_patcher(component):
-            set_keep_loaded(component, keep)
-    return components
-
-
-def once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
+def _loaded_once(node_id: str, values: dict[str, Any], load: Load) -> tuple[Any, ...]:
     """What `load` returns for the values, or what it returned for them before, if that still exists.
 
     So a changed `keep_loaded`, which is not among the values, does not load the model again.
     """
     if not all(isinstance(value, (str, int, float, bool)) for value in values.values()):
-        return with_bar(values, load)  # for an input that is a model, only the host's cache knows whether it changed
-    return load_once(node_id, values, lambda: with_bar(values, load))
+        return _loaded(values, load)  # for an input that is a model, only the host's cache knows whether it changed
+    return load_once(node_id, values, lambda: _loaded(values, load))
 
 
-def with_bar(values: dict[str, Any], load: Load) -> tuple[Any, ...]:
+def _loaded(values: dict[str, Any], load: Load) -> tuple[Any, ...]:
     """What `load` returns for the values. The node's progress bar shows how much of the files they name is read."""
-    from ..host.file_stamps import files_named
-    from ..host.reading import reading
-
     with reading(files_named(values)):
         return load(values)
 
@@ -163,8 +107,6 @@ def loader_schema(
     """The `schema` argument of `loader_node`: the inputs of the host's node, then ours; the host node's outputs."""
 
     def schema() -> dict[str, Any]:
-        from ..host.loaders import inputs_of, outputs_of
-
         return {
             "display_name": title,
             "category": category,
@@ -176,47 +118,37 @@ def loader_schema(
     return schema
 
 
-def _plain(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
-    from ..host.loaders import call
-
+def _plain(loader: table.Loader, runtime: Runtime) -> type[Any]:
     def widgets() -> list[Any]:
-        return [Widgets(io, runtime.inventory.labels()).device(table.DEVICE, "the model")]
+        return [LoaderWidgets(runtime.inventory.labels()).device(table.DEVICE, "the model")]
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         ours, own = split(values, table.DEVICE)
-        return runtime.placer.loaded_on(ours[table.DEVICE], lambda on: call(loader.target, own, on))
+        return runtime.placer.load(NodeCall(loader.target, own), runtime.resolver.device(ours[table.DEVICE]))
 
     title, about = f"{loader.title} (MultiGPU)", f"{loader.title}, on a device of your choice."
     schema = loader_schema(loader.target, title, CATEGORY, about, widgets)
-    return loader_node(io, f"{loader.target}MultiGPU", schema, load)
+    return loader_node(runtime, f"{loader.target}MultiGPU", schema, load)
 
 
-def _spread(io: Any, loader: table.Loader, runtime: Runtime) -> type[Any]:
-    from ..host.loaders import call, outputs_of
-
+def _spread(loader: table.Loader, runtime: Runtime) -> type[Any]:
     def widgets() -> list[Any]:
-        make = Widgets(io, runtime.inventory.labels())
+        make = LoaderWidgets(runtime.inventory.labels())
         switch = make.switch("eject_models", loader.eject, EJECT_TIP)
-        return [make.device(loader.spread, "the model"), *make.virtual(), make.expert(), switch, keep_widget(io)]
+        return [make.device(loader.spread, "the model"), *make.virtual(), make.expert(), switch, keep_widget()]
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         ours, own = split(values, loader.spread, *SPREAD, "eject_models")
-        choice = read_choice(ours, runtime.placer.known(ours[loader.spread]))
+        target = runtime.resolver.target(ours[loader.spread], read_spread(ours))
         if ours["eject_models"]:
-            runtime.placer.eject_others(choice.compute)
-        alone = len(outputs_of(loader.target)) == 1
-        return runtime.placer.loaded_and_placed(choice, lambda on: call(loader.target, own, on), alone=alone)
+            runtime.placer.eject_others(target.compute)
+        return runtime.placer.load_and_place(NodeCall(loader.target, own), target)
 
     title, about = f"{loader.title} (DisTorch2)", f"{loader.title}, with its weights spread over devices."
     schema = loader_schema(loader.target, title, SPREAD_CATEGORY, about, widgets)
-    return loader_node(io, f"{loader.target}DisTorch2MultiGPU", schema, load, keeps=True)
+    return loader_node(runtime, f"{loader.target}DisTorch2MultiGPU", schema, load, keeps=True)
 
 
 def split(values: dict[str, Any], *names: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of our widgets, and those of the host's node."""
     return {name: values[name] for name in names}, {n: v for n, v in values.items() if n not in names}
-
-
-def read_choice(values: dict[str, Any], device: str, prefix: str = "") -> Choice:
-    """The choice that the three widgets in `SPREAD` mean."""
-    return Choice(device, request_from_widgets(*(values[prefix + name] for name in SPREAD)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..host.node_api import io, ui
 from ..telemetry.report import report
+from .widgets import CATEGORY
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -20,15 +22,13 @@ VALUE_TIP = "Optional: any output of another node, passed on unchanged. The repo
 
 
 def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
-    from ..host.node_api import io, ui
-
     class MemoryReport(io.ComfyNode):
         @classmethod
         def define_schema(cls) -> Any:
             return io.Schema(
                 node_id=NODE_ID,
                 display_name="Memory Report",
-                category="multigpu",
+                category=CATEGORY,
                 description=DESCRIPTION,
                 search_aliases=["multigpu", "vram", "ram", "usage", "devices", "loaded models"],
                 inputs=[io.AnyType.Input("value", optional=True, tooltip=VALUE_TIP)],
@@ -43,7 +43,7 @@ def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def execute(cls, value: Any = None) -> Any:
-            text = report(runtime.free_flow.recorder.take("Memory Report", "now", level=logging.DEBUG))
+            text = report(runtime.recorder.take("Memory Report", "now", level=logging.DEBUG))
             return io.NodeOutput(value, text, ui=ui.PreviewText(text))
 
     MemoryReport.__name__ = MemoryReport.__qualname__ = NODE_ID

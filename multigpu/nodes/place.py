@@ -5,37 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..choice import AUTO, DEFAULT, DEFAULT_DEVICE, KEEP_CHOICES, MODES, Choice, read_keep, read_request
-from ..errors import InputError
+from ..devices.names import DEFAULT_DEVICE
+from ..host.node_api import io
+from ..lifecycle.policy import Standing
+from ..plan import AUTO, request_from_mode
+from .widgets import CATEGORY, keep_problem, place_widgets
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-
-CATEGORY = "multigpu"
-
-COMPUTE_TIP = (
-    "The device on which the model computes. 'default' is the device that ComfyUI would choose. A workflow that names "
-    "a device of another machine opens, too; running it stops with an error that lists this machine's devices."
-)
-MODE_TIP = (
-    "Where the weights rest between uses. auto: on the compute device as far as they fit, the rest on other devices. "
-    "virtual VRAM: a fixed number of gigabytes rests on the donors. expert: you give the amount for each device."
-)
-VIRTUAL_TIP = (
-    "Mode 'virtual VRAM': gigabytes of weights that rest on the donors instead of the compute device. 0: none."
-)
-DONOR_TIP = (
-    "Mode 'virtual VRAM': the devices that hold these weights, for example cpu, or cuda:1,cpu. "
-    "The first one is filled first."
-)
-EXPERT_TIP = (
-    "Mode 'expert': amounts per device as sizes (cuda:0,2.5gb;cpu,*), shares of the model (cuda:0,25%;cpu,75%) or "
-    "shares of each device's memory (cuda:0,0.8;cpu,0.5). * takes the remainder."
-)
-KEEP_TIP = (
-    "When ComfyUI frees memory: keep: the model stays loaded. eject: it is unloaded the next time. default: ComfyUI "
-    "decides. API workflows may also use true (keep) or false (eject)."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +36,10 @@ PLACE_NODES = (
 
 
 def place_nodes(runtime: Runtime) -> list[type[Any]]:
-    from ..host.node_api import io
-
-    return [_place_node(io, row, runtime) for row in PLACE_NODES]
+    return [_place_node(row, runtime) for row in PLACE_NODES]
 
 
-def _place_node(io: Any, row: PlaceNode, runtime: Runtime) -> type[Any]:
+def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
     socket = getattr(io, row.socket)
 
     class Place(io.ComfyNode):
@@ -79,12 +54,14 @@ def _place_node(io: Any, row: PlaceNode, runtime: Runtime) -> type[Any]:
                 description=f"Chooses the device on which a {row.what} computes, the devices on which its weights "
                 "rest between uses, and whether it stays loaded. Works after any loader.",
                 search_aliases=["multigpu", "distorch", "virtual vram", "offload", "device", row.what],
-                inputs=[socket.Input(row.component), *_widgets(io, runtime)],
+                inputs=[socket.Input(row.component), *place_widgets(runtime.inventory.labels())],
                 outputs=[socket.Output()],
             )
 
         @classmethod
-        def validate_inputs(cls, compute_device: Any = DEFAULT_DEVICE, keep_loaded: Any = DEFAULT) -> bool | str:
+        def validate_inputs(
+            cls, compute_device: Any = DEFAULT_DEVICE, keep_loaded: Any = Standing.DEFAULT.value
+        ) -> bool | str:
             return keep_problem(keep_loaded)
 
         @classmethod
@@ -95,44 +72,12 @@ def _place_node(io: Any, row: PlaceNode, runtime: Runtime) -> type[Any]:
             virtual_vram_gb: float = 4.0,
             donor_device: str = "cpu",
             expert_mode_allocations: str = "",
-            keep_loaded: Any = DEFAULT,
+            keep_loaded: Any = Standing.DEFAULT.value,
             **component: Any,
         ) -> Any:
-            request = read_request(mode, virtual_vram_gb, donor_device, expert_mode_allocations)
-            choice = Choice(compute_device, request, read_keep(keep_loaded))
-            return io.NodeOutput(runtime.placer.place(component[row.component], choice))
+            request = request_from_mode(mode, virtual_vram_gb, donor_device, expert_mode_allocations)
+            target = runtime.resolver.target(compute_device, request, Standing.read(keep_loaded))
+            return io.NodeOutput(runtime.placer.place(component[row.component], target))
 
     Place.__name__ = Place.__qualname__ = row.node_id
     return Place
-
-
-def keep_problem(keep_loaded: Any) -> bool | str:
-    """True, or what is wrong with the value, as the host's validation wants it. A linked value is not known yet."""
-    try:
-        return keep_loaded is None or bool(read_keep(keep_loaded))
-    except InputError as problem:
-        return str(problem)
-
-
-def keep_widget(io: Any) -> Any:
-    return io.Combo.Input("keep_loaded", options=[*KEEP_CHOICES], default=DEFAULT, optional=True, tooltip=KEEP_TIP)
-
-
-def _widgets(io: Any, runtime: Runtime) -> list[Any]:
-    labels = runtime.placer.inventory.labels()
-    return [
-        io.Combo.Input(
-            "compute_device",
-            options=[DEFAULT_DEVICE, *labels],
-            default=DEFAULT_DEVICE,
-            optional=True,
-            tooltip=COMPUTE_TIP,
-        ),
-        io.Combo.Input("mode", options=[*MODES], default=AUTO, optional=True, tooltip=MODE_TIP),
-        io.Float.Input(
-            "virtual_vram_gb", default=4.0, min=0.0, max=1024.0, step=0.1, optional=True, tooltip=VIRTUAL_TIP
-        ),
-        io.String.Input("donor_device", default="cpu", optional=True, tooltip=DONOR_TIP),
-        io.String.Input("expert_mode_allocations", default="", optional=True, tooltip=EXPERT_TIP),
-        keep_widget(io),
-    ]

@@ -8,7 +8,16 @@ Pure: standard library only, no state, nothing measured and nothing moved here.
 """
 
 from . import explain
-from .grammar import format_request, parse_devices, parse_request, read_gib, request_from_widgets
+from .grammar import (
+    AUTO,
+    MODES,
+    format_request,
+    parse_devices,
+    parse_request,
+    read_gib,
+    request_from_mode,
+    request_from_widgets,
+)
 from .planner import RING_BYTES, SECONDS_PER_BYTE, TINY_BYTES, default_ring, make_plan, possible_donors
 from .quotas import default_reserve
 from .request import Auto, Expert, Mode, Part, Request, VirtualVram
@@ -16,7 +25,9 @@ from .ring_model import RingModel
 from .types import CPU, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
 
 __all__ = [
+    "AUTO",
     "CPU",
+    "MODES",
     "RING_BYTES",
     "SECONDS_PER_BYTE",
     "TINY_BYTES",
@@ -43,5 +54,6 @@ __all__ = [
     "parse_request",
     "possible_donors",
     "read_gib",
+    "request_from_mode",
     "request_from_widgets",
 ]

@@ -25,6 +25,9 @@ _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}"
 _AMOUNT = re.compile(rf"(?:(?P<number>{_NUMBER})\s*(?P<unit>%|[a-z]*)\s*)?(?P<star>\*)?", re.IGNORECASE | re.ASCII)
 _LONE = re.compile(_NUMBER)
 _MEANT = {Mode.BYTES: "in bytes", Mode.RATIO: "a percentage", Mode.FRACTION: "a fraction"}
+AUTO, VIRTUAL_VRAM, EXPERT = "auto", "virtual VRAM", "expert"
+MODES = (AUTO, VIRTUAL_VRAM, EXPERT)
+"""The modes of a place node."""
 _EXAMPLE = {Mode.BYTES: "cuda:0,2.5gb;cpu,*", Mode.RATIO: "cuda:0,25%;cpu,75%", Mode.FRACTION: "cuda:0,0.8;cpu,0.5"}
 
 
@@ -83,6 +86,20 @@ def request_from_widgets(virtual_vram_gb: float, donor_device: str, expert_mode_
     if expert_mode_allocations.strip():
         return parse_request(expert_mode_allocations)
     return VirtualVram(read_gib(f"{virtual_vram_gb:.9f}"), parse_devices(donor_device))
+
+
+def request_from_mode(mode: str, virtual_vram_gb: float, donor_device: str, expert_mode_allocations: str) -> Request:
+    """The request that the widgets of a place node mean; widgets of other modes are ignored.
+
+    Raises `AllocationError` for invalid values.
+    """
+    if mode == AUTO:
+        return Auto()
+    if mode == VIRTUAL_VRAM:
+        return request_from_widgets(virtual_vram_gb, donor_device, "")
+    if mode == EXPERT:
+        return parse_request(expert_mode_allocations)
+    raise AllocationError(f"mode is {mode!r}; it can be {', '.join(MODES)}")
 
 
 def read_gib(text: str) -> int:

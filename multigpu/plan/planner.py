@@ -54,7 +54,7 @@ def make_plan(
     ordered = execution_order(blocks)
     known = _by_device(budgets)
     lookup(compute, known)
-    if not isinstance(request, Auto) and request.compute not in (None, compute):
+    if request.compute not in (None, compute):
         raise AllocationError(
             f"the request names {request.compute} as compute device, but {compute} was chosen; name the same in both"
         )

@@ -2,15 +2,28 @@
 
 `grammar` reads requests from text and writes them; that text is also how a request is saved, since reading it back
 gives the equal request. `quotas` turns requests into bytes per device.
+
+All requests have the same methods:
+- `compute`: the compute device that the request itself names, or None;
+- `devices()`: every device that it names, once;
+- `spreads`: whether weights may leave the compute device;
+- `renamed(name)`: the request with every device passed through `name`;
+- `without(missing, compute)`: the request for a machine that lacks some devices. `compute` is the compute device that a
+  node names beside it. The share of a missing compute device goes to the device that computes instead, the shares of
+  other missing devices to RAM;
+- `fitted(compute)`: the request without the compute device among its donors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..errors import AllocationError
-from .types import DeviceId
+from .types import CPU, DeviceId
+
+Rename = Callable[[DeviceId], DeviceId]
 
 SHARE_DIGITS = 9
 WHOLE = 1_000_000_000
@@ -47,6 +60,33 @@ class Expert:
     parts: tuple[Part, ...]
     compute: DeviceId | None = None
 
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def devices(self) -> list[DeviceId]:
+        return _once(self.compute, *(part.device for part in self.parts))
+
+    def renamed(self, name: Rename) -> Expert:
+        parts = tuple(replace(part, device=part.device and name(part.device)) for part in self.parts)
+        return replace(self, parts=parts, compute=self.compute and name(self.compute))
+
+    def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Expert | Auto:
+        """A fraction of a missing device's memory cannot be computed, so that part goes to the remainder."""
+        parts = []
+        for part in self.parts:
+            if part.device not in missing:
+                parts.append(part)
+            elif part.device in (self.compute, compute):
+                parts.append(replace(part, device=None))
+            elif self.mode is not Mode.FRACTION:
+                parts.append(replace(part, device=CPU))
+        named = None if self.compute in missing else self.compute
+        return replace(self, parts=tuple(parts), compute=named) if parts else Auto()
+
+    def fitted(self, compute: DeviceId) -> Expert:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class VirtualVram:
@@ -67,12 +107,59 @@ class VirtualVram:
             names = ",".join(map(str, self.donors))
             raise AllocationError(f"the donors {names} name a device twice; write each donor once")
 
+    @property
+    def spreads(self) -> bool:
+        return self.bytes > 0
+
+    def devices(self) -> list[DeviceId]:
+        return _once(self.compute, *self.donors)
+
+    def renamed(self, name: Rename) -> VirtualVram:
+        return replace(self, donors=tuple(map(name, self.donors)), compute=self.compute and name(self.compute))
+
+    def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> VirtualVram:
+        donors = dict.fromkeys(CPU if donor in missing else donor for donor in self.donors)
+        return replace(self, donors=tuple(donors), compute=None if self.compute in missing else self.compute)
+
+    def fitted(self, compute: DeviceId) -> VirtualVram:
+        """If the CPU computes and is its own only donor, as old workflows say on a machine without GPU, nothing leaves
+        it. An accelerator as its own only donor is not changed: the planner refuses it.
+        """
+        others = tuple(donor for donor in self.donors if donor != compute)
+        if others:
+            return replace(self, donors=others)
+        return replace(self, bytes=0) if compute.is_cpu else self
+
 
 @dataclass(frozen=True, slots=True)
 class Auto:
     """The planner decides. `reserve` bytes of the compute device stay free for inference (None: `default_reserve`)."""
 
     reserve: int | None = None
+
+    @property
+    def compute(self) -> None:
+        return None
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def devices(self) -> list[DeviceId]:
+        return []
+
+    def renamed(self, name: Rename) -> Auto:
+        return self
+
+    def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Auto:
+        return self
+
+    def fitted(self, compute: DeviceId) -> Auto:
+        return self
+
+
+def _once(*devices: DeviceId | None) -> list[DeviceId]:
+    return [device for device in dict.fromkeys(devices) if device is not None]
 
 
 Request = Auto | VirtualVram | Expert

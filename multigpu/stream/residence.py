@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..plan import DeviceId, Plan
+from ..devices.torch_devices import torch_device
+from ..plan import Plan
 from .arena import Arena, Segment
 from .homes import HomedBlock, as_parameter, lay_out_block, moved, own_tensors, settle_in
 from .lanes import device_module
@@ -27,10 +28,6 @@ Progress = Callable[[int], None]
 """Called with the bytes of each block that has been moved."""
 
 RAM = torch.device("cpu")
-
-
-def torch_device(device: DeviceId) -> torch.device:
-    return torch.device(str(device))
 
 
 Modules = Mapping[str, torch.nn.Module]
@@ -47,9 +44,7 @@ class Residence:
         self._homed: dict[str, HomedBlock] = {}
         self._arenas: list[Arena] = []
 
-    def apply(
-        self, plan: Plan, modules: Modules, progress: Progress = lambda count: None, poison: bool = False
-    ) -> None:
+    def apply(self, plan: Plan, modules: Modules, progress: Progress = lambda count: None) -> None:
         """Bring every block to its home and start to stream those that rest away from the compute device."""
         self._stop_streaming()
         self.plan, self.compute = None, torch_device(plan.compute)
@@ -73,7 +68,7 @@ class Residence:
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
         if blocks:
             self._pin()
-            self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, poison)
+            self.streamer = Streamer(blocks, self.compute, plan.ring_bytes)
             self.streamer.attach()
         self.plan = plan
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ..devices.caches import clear_caches
+from ..devices.torch_devices import torch_device
 from ..plan import DeviceId
 from .arena import Arena, allocate
 from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy
-from .residence import torch_device
 
 log = logging.getLogger("multigpu")
 

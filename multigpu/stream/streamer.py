@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -59,17 +59,14 @@ class _Active:
 class Streamer:
     """Streams `blocks` into a ring of `ring_bytes` on `compute` while attached to their modules."""
 
-    def __init__(
-        self, blocks: Sequence[HomedBlock], compute: torch.device, ring_bytes: int, poison: bool = False
-    ) -> None:
-        """A ring smaller than the largest block becomes as large as that.
+    poison: ClassVar[bool] = False
+    """Tests set this: ring bytes are overwritten after each use, so that a missing wait shows as wrong numbers."""
 
-        `poison` overwrites ring bytes after each use: a missing wait then shows as wrong numbers.
-        """
+    def __init__(self, blocks: Sequence[HomedBlock], compute: torch.device, ring_bytes: int) -> None:
+        """A ring smaller than the largest block becomes as large as that."""
         self.compute = compute
         self.blocks = blocks
         self.counters = StreamCounters()
-        self._poison = poison
         self._device = device_module(compute)
         self._ring = Segment(allocate(align(max(ring_bytes, *(block.size for block in blocks))), compute))
         self._ledger = RingLedger(self._ring.data.numel())
@@ -156,7 +153,7 @@ class Streamer:
         staged = active.staged
         if staged is None:
             return
-        if self._poison and staged.pending == 1:
+        if self.poison and staged.pending == 1:
             self._ring.data[staged.extent.start : staged.extent.end].fill_(0xFF)
         if self._device is not None:
             staged.read = self._device.Event()

@@ -87,7 +87,10 @@ def studio(loaded_host: str, world: simdev.World | None) -> Iterator[Studio]:
     """Loads, places and draws. Afterwards nothing may be left on a device, pinned, or racing."""
     import comfy.model_management as memory
 
+    from multigpu.stream.streamer import Streamer
+
     studio = Studio(loaded_host, KIND, world)
+    Streamer.poison = world is not None  # ring bytes are overwritten after use: a missing wait shows in the picture
     if world is not None:
         world.reset()
     with torch.inference_mode():

@@ -32,9 +32,9 @@ class Pack:
 
 
 def patcher_of(component: Any) -> Any:
-    from multigpu.host.components import part_of
+    from multigpu.host.components import component_of
 
-    return part_of(component).patcher
+    return component_of(component).patcher
 
 
 def resting(component: Any) -> dict[str, int]:

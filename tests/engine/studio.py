@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,11 +18,16 @@ class Studio:
     """One picture per recipe: the same with every placement, bit for bit."""
 
     def __init__(self, models: str, kind: str, world: Any) -> None:
-        from multigpu.host.model_states import ModelStates
+        from multigpu.devices.inventory import Inventory
+        from multigpu.host.capabilities import probe
+        from multigpu.host.engine.model_states import ModelStates
+        from multigpu.host.placing.device_scope import DeviceScope
+        from multigpu.host.placing.placer import Placer
 
         self.kind, self.world = kind, world
         self.accelerators = [] if world is None else world.devices
         self.states = ModelStates()
+        self.placer = Placer(Inventory(), probe(), self.states, DeviceScope(), lambda component, standing: None)
         self.models = Path(models)
 
     def settle(self) -> None:
@@ -76,17 +82,18 @@ class Studio:
 
     def plan(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
         """`ring` is small, so that blocks of tiny models do not all fit into it."""
-        from multigpu.host.placement import host_budgets, plan_for
-        from multigpu.plan import CPU, DeviceId, parse_request
+        from multigpu.devices.torch_devices import device_id
+        from multigpu.plan import parse_request, planner
 
-        devices = [*map(DeviceId.parse, self.accelerators), CPU]
-        return plan_for(patcher, parse_request(text or self.spread), host_budgets(devices), ring_bytes=ring)
+        request, compute = parse_request(text or self.spread), device_id(patcher.load_device)
+        with mock.patch.object(planner, "default_ring", planner.default_ring if ring is None else lambda *_: ring):
+            return self.placer.plan(request, patcher, compute)
 
     def place(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
-        """`patcher` spread by a request; ring bytes are poisoned after every use."""
-        from multigpu.host.placement import place
+        """`patcher` spread by a request, also where the nodes would leave it alone because nothing is streamed."""
+        from multigpu.host.engine.placed_patcher import place
 
-        return place(patcher, self.plan(patcher, text, ring), self.states, poison=self.simulated)
+        return place(patcher, self.plan(patcher, text, ring), self.states)
 
     def place_clip(self, clip: Any, **how: Any) -> Any:
         placed = clip.clone()

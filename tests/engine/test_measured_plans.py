@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from multigpu.choice import Choice
 from multigpu.plan import CPU, Auto, DeviceId, Plan, Request, parse_request
+from multigpu.target import Target
 from tests.engine.pack import Pack
 from tests.engine.studio import Studio
 
@@ -18,15 +18,17 @@ MB = 10**6
 
 def leaving(pack: Pack, studio: Studio, stays: int = 20 * MB) -> Auto:
     """An automatic request that leaves `stays` bytes of the compute device to the model and its ring."""
+    from multigpu.host.device_memory import budgets
+
     zero = DeviceId.parse(studio.accelerators[0])
-    free = next(budget.free for budget in pack.runtime.placer.budgets() if budget.device == zero)
-    return Auto(reserve=free - stays)
+    (budget,) = budgets([zero])
+    return Auto(reserve=budget.free - stays)
 
 
 def planned(pack: Pack, studio: Studio, inventory: object, request: Request, compute: str | None = None) -> Plan | None:
     """The plan for a toy model on a machine with this inventory; None where nothing leaves."""
     placer = replace(pack.runtime.placer, inventory=inventory)
-    placed = placer.place(studio.flux(), Choice(compute or studio.accelerators[0], request))
+    placed = placer.place(studio.flux(), Target(DeviceId.parse(compute or studio.accelerators[0]), request))
     return placed.placed.plan if hasattr(placed, "placed") else None
 
 

@@ -43,7 +43,7 @@ def test_two_loras_at_once(studio: Studio) -> None:
 
 
 def test_originals_are_kept_in_the_file_not_in_memory(studio: Studio) -> None:
-    from multigpu.host.originals import FileOriginal
+    from multigpu.stream.originals import FileOriginal
 
     placed = studio.lora(studio.place(studio.flux()), 0.8)
     studio.latent(placed)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from multigpu.choice import Choice
 from multigpu.errors import UnknownDevice
 from multigpu.plan import parse_request
-from multigpu.settings import Settings
+from multigpu.target import Resolver
 from tests.engine.pack import Pack, decoded, patcher_of, resting, small_vision, text
 from tests.engine.studio import Studio
 
@@ -233,12 +231,13 @@ def test_doing_without_devices_that_are_not_here(studio: Studio, pack: Pack, com
     """As the setting allows: what was to rest on them rests in RAM, and another device computes."""
     zero = studio.accelerators[0]
     named = [part.replace("{0}", zero).replace("{9}", zero[:-1] + "9") for part in (compute, text)]
-    choice = Choice(named[0], parse_request(named[1]))
+    request = parse_request(named[1])
     model = studio.flux()
     stock = studio.latent(model)
     with pytest.raises(UnknownDevice, match=":9 is not on this machine"):
-        pack.runtime.placer.place(model, choice)
-    placed = replace(pack.runtime.placer, settings=Settings(fall_back=True)).place(model, choice)
+        pack.runtime.resolver.target(named[0], request)
+    target = Resolver(pack.runtime.inventory, fall_back=True).target(named[0], request)
+    placed = pack.runtime.placer.place(model, target)
     assert torch.equal(studio.latent(placed), stock)
     assert set(studio.resting(placed)) == {zero, "cpu"}
     assert studio.resting(placed)["cpu"] > 15 << 20

@@ -101,6 +101,14 @@ def load(path: str, weight_dtype: torch.dtype | None = None) -> Any:
     return comfy.sd.load_diffusion_model(path, model_options={"dtype": weight_dtype} if weight_dtype else {})
 
 
+def place(patcher: Any, allocation: str) -> Any:
+    """`patcher` placed by the Place Model node, as in a workflow."""
+    from multigpu.runtime import current
+
+    (node,) = (node for node in current().nodes() if node.GET_SCHEMA().node_id == "MultiGPUPlaceModel")
+    return node.execute(model=patcher, mode="expert", expert_mode_allocations=allocation).result[0]
+
+
 class Forward:
     """One denoising forward of a Flux-shaped model at `side` x `side` pixels, with fixed inputs."""
 

@@ -30,15 +30,6 @@ class Checks:
         print(f"{'ok    ' if true else 'FAILED'} {what} {detail}", flush=True)
 
 
-def place(patcher: Any, streamed: int, states: Any) -> Any:
-    from multigpu.host.placement import host_budgets, place, plan_for
-    from multigpu.plan import CPU, DeviceId, parse_request
-
-    budgets = host_budgets([DeviceId("cuda", 0), CPU])
-    plan = plan_for(patcher, parse_request(f"cuda:0,{100 - streamed}%;cpu,*"), budgets)
-    return place(patcher, plan, states, poison=True)
-
-
 def lora(patcher: Any, strength: float) -> Any:
     """A random rank-8 LoRA on every linear of the blocks."""
     import comfy.sd
@@ -58,9 +49,9 @@ def lora(patcher: Any, strength: float) -> Any:
 
 
 def check_model(check: Checks, path: str, forward: host.Forward, dtype: torch.dtype | None, runs: int) -> None:
-    from multigpu.host.model_states import ModelStates
+    from multigpu.runtime import current
 
-    name, states = str(dtype or torch.bfloat16).removeprefix("torch."), ModelStates()
+    name, states = str(dtype or torch.bfloat16).removeprefix("torch."), current().states
     host.unload()
     ram = host.anonymous_bytes()
     patcher = host.load(path, dtype)
@@ -72,7 +63,7 @@ def check_model(check: Checks, path: str, forward: host.Forward, dtype: torch.dt
     check(f"{name}: numbers are finite", bool(want.isfinite().all()))
     for streamed in (25, 60, 100):
         host.unload()
-        placed = place(patcher, streamed, states)
+        placed = host.place(patcher, f"cuda:0,{100 - streamed}%;cpu,*")
         if placed.model is not patcher.model:
             patcher = placed  # DynamicVRAM: the static copy is the one to go on with, and the first is let go
         torch.cuda.reset_peak_memory_stats()
@@ -136,6 +127,9 @@ def main() -> int:
     forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
     host.warm_up(host.flux_file(True, {**host.FLUX_DEV, "double": 2, "single": 4}), forward)
     check = Checks()
+    from multigpu.stream.streamer import Streamer
+
+    Streamer.poison = True
     for dtype in (None, torch.float8_e4m3fn):
         check_model(check, path, forward, dtype, options.runs)
     if options.dynamic:

@@ -115,8 +115,8 @@ import logging, sys
 from pathlib import Path
 root, tree, debug_pack = sys.argv[1:4]
 sys.path[:0] = [root, debug_pack]
-from multigpu.host import outside
-outside.enter(Path(tree))
+from multigpu.host import comfyui_tree
+comfyui_tree.enter(Path(tree))
 import comfy.sd, execution, nodes
 from snapshot import Snapshot
 before = Snapshot.of_the_host()
@@ -125,15 +125,16 @@ said = []
 handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())
 logging.getLogger().addHandler(handler)
-for path in sorted(Path(root, "multigpu", "host").glob("*.py")):
-    __import__(f"multigpu.host.{path.stem}")
+for path in sorted(Path(root, "multigpu").rglob("*.py")):
+    if path.name != "__main__.py":
+        __import__(".".join(path.relative_to(root).with_suffix("").parts))
 assert before.differences() == [], before.differences()
 assert said == [], said
 """
 
 
 def test_importing_the_seam_changes_nothing(host: Host) -> None:
-    """All of `multigpu/host`, also what ComfyUI's loading of the pack does not import yet."""
+    """All of `multigpu`, also what ComfyUI's loading of the pack does not import yet."""
     places = Places.here()
     arguments = [places.root, places.host_tree(host.version), DEBUG_PACKS / "multigpu_debug"]
     command = [sys.executable, "-c", IMPORT_THE_SEAM, *map(str, arguments)]

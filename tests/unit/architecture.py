@@ -53,7 +53,19 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield node.module, node.level
 
 
-def _target(path: str, module: str, level: int) -> str:
+def imports_at_import(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The imports that happen when the module is imported; `from . import a` means the module a."""
+    pending: list[ast.AST] = [*tree.body]
+    while pending:
+        node = pending.pop()
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from _imports(ast.Module(body=[node], type_ignores=[]))
+        elif not typing_only and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            pending += ast.iter_child_nodes(node)
+
+
+def target_of(path: str, module: str, level: int) -> str:
     """The file or folder below `multigpu/` that a relative import means."""
     folder = path.split("/")[:-level]
     return "/".join([*folder, *module.split(".")])
@@ -65,7 +77,7 @@ def pure_files_import_pure_files(path: str, tree: ast.Module) -> Iterator[str]:
     for module, level in _imports(tree):
         if level == 0 and module.partition(".")[0] not in sys.stdlib_module_names:
             yield f"imports {module}, which is not in the standard library"
-        target = _target(path, module, level) if level else ""
+        target = target_of(path, module, level) if level else ""
         if level and not any(is_pure(candidate) for candidate in (f"{target}.py", f"{target}/")):
             yield f"imports {target}, which is not pure"
 
@@ -83,9 +95,9 @@ def own_imports_are_relative(path: str, tree: ast.Module) -> Iterator[str]:
             yield f"imports {module} by its absolute name"
 
 
-def only_patches_assign_into_other_modules(path: str, tree: ast.Module) -> Iterator[str]:
+def only_replacements_assign_into_other_modules(path: str, tree: ast.Module) -> Iterator[str]:
     """Assigning to an attribute of what came from an absolute import changes someone else's module or class."""
-    if path == "host/patches.py":
+    if path == "host/replacements.py":
         return
     foreign = {
         (alias.asname or alias.name).partition(".")[0]
@@ -99,7 +111,7 @@ def only_patches_assign_into_other_modules(path: str, tree: ast.Module) -> Itera
             while isinstance(root, ast.Attribute):
                 root = root.value
             if target is not root and isinstance(root, ast.Name) and root.id in foreign:
-                yield f"line {target.lineno} assigns to {ast.unparse(target)}; only host/patches.py may"
+                yield f"line {target.lineno} assigns to {ast.unparse(target)}; only host/replacements.py may"
 
 
 def _assigned(node: ast.AST) -> list[ast.expr]:
@@ -176,7 +188,8 @@ def names_say_something(path: str, tree: ast.Module) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     pure_files_import_pure_files, only_host_imports_the_host, own_imports_are_relative,
-    only_patches_assign_into_other_modules, no_module_level_mutable_state, nothing_runs_at_import, names_say_something,
+    only_replacements_assign_into_other_modules, no_module_level_mutable_state, nothing_runs_at_import,
+    names_say_something,
 )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ BROKEN = [
     (rules.only_host_imports_the_host, "nodes/x.py", "import comfy.model_management as m"),
     (rules.only_host_imports_the_host, "runtime.py", "def f():\n    from nodes import NODE_CLASS_MAPPINGS"),
     (rules.own_imports_are_relative, "cli/x.py", "from multigpu.plan import Plan"),
-    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a.b\na.b.c = 1"),
-    (rules.only_patches_assign_into_other_modules, "host/x.py", "from a import C\ndef f():\n    C.method = None"),
-    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a as z\ndef f():\n    setattr(z, 'b', 1)"),
+    (rules.only_replacements_assign_into_other_modules, "host/x.py", "import a.b\na.b.c = 1"),
+    (rules.only_replacements_assign_into_other_modules, "host/x.py", "from a import C\ndef f():\n    C.method = None"),
+    (rules.only_replacements_assign_into_other_modules, "host/x.py", "import a as z\ndef f():\n    setattr(z, 'b', 1)"),
     (rules.no_module_level_mutable_state, "x.py", "cache = {}"),
     (rules.no_module_level_mutable_state, "x.py", "seen: set[int] = set()"),
     (rules.no_module_level_mutable_state, "x.py", "TABLE = {}\ndef f(k):\n    TABLE[k] = 1"),
@@ -35,8 +35,8 @@ BROKEN = [
 
 ALLOWED = [
     (rules.pure_files_import_pure_files, "plan/x.py", "import re\nfrom ..units import GIB\nfrom .types import Plan"),
-    (rules.only_patches_assign_into_other_modules, "host/patches.py", "import a\na.b = 1"),
-    (rules.only_patches_assign_into_other_modules, "host/x.py", "import a\ndef f(module):\n    module.mark = a.b"),
+    (rules.only_replacements_assign_into_other_modules, "host/replacements.py", "import a\na.b = 1"),
+    (rules.only_replacements_assign_into_other_modules, "host/x.py", "import a\ndef f(module):\n    module.mark = a.b"),
     (
         rules.no_module_level_mutable_state,
         "x.py",
@@ -128,38 +128,31 @@ def _name(path: str) -> str:
     return ".".join(("multigpu", *path.removesuffix(".py").removesuffix("__init__").strip("/").split("/"))).strip(".")
 
 
-def _needs(path: str, tree: ast.Module) -> set[str]:
-    """What a module itself imports from outside when it is imported."""
-    at_import = ast.Module(body=[node for node in tree.body if not isinstance(node, ast.FunctionDef)], type_ignores=[])
-    return {module.partition(".")[0] for module, level in rules._imports(at_import) if level == 0}
+def _needs(path: str, trees: dict[str, ast.Module], seen: frozenset[str] = frozenset()) -> set[str]:
+    """What a module imports from outside when it is imported, by itself or through other modules of the package."""
+    found: set[str] = set()
+    for module, level in rules.imports_at_import(trees[path]):
+        target = rules.target_of(path, module, level) if level else ""
+        inside = [name for name in (f"{target}.py", f"{target}/__init__.py") if name in trees and name not in seen]
+        found |= {module.partition(".")[0]} if not level else set()
+        for name in inside:
+            found |= _needs(name, trees, seen | {path})
+    return found
 
 
 def test_importing_does_nothing() -> None:
     """Modules outside the torch packages import without torch and without the host; those with torch, without the host.
 
-    What in `host/` imports the host when it is imported is covered on the real one, in tests/host.
+    What imports the host when it is imported is covered on the real one, in tests/host.
     """
     trees = rules.files()
     trees.pop("__main__.py", None)
-    hostless = [
-        path for path in trees if not (path.startswith("host/") and _needs(path, trees[path]) & rules.HOST_MODULES)
-    ]
-    torchless = [
-        path for path in hostless if not path.startswith(("stream/", "devices/", "host/")) or rules.is_pure(path)
-    ]
-    torchless += ["host/entry.py", "host/surface.py", "host/capabilities.py"]
-    _import_in_a_process([_name(path) for path in torchless], rules.HOST_MODULES | {"torch"})
-    own = [path for path in hostless if not _imports_host_modules_of_ours(path, trees)]
-    _import_in_a_process([_name(path) for path in own], rules.HOST_MODULES)
-
-
-def _imports_host_modules_of_ours(path: str, trees: dict[str, ast.Module]) -> bool:
-    """Whether a module in `host/` needs a sibling that needs the host."""
-    for module, level in rules._imports(trees[path]):
-        target = rules._target(path, module, level) + ".py" if level else ""
-        if target in trees and target.startswith("host/") and _needs(target, trees[target]) & rules.HOST_MODULES:
-            return True
-    return False
+    hostless = [path for path in trees if not _needs(path, trees) & rules.HOST_MODULES]
+    torchless = [path for path in hostless if not path.startswith(("stream/", "devices/")) or rules.is_pure(path)]
+    assert {"entry.py", "runtime.py", "host/surface.py", "host/capabilities.py", "devices/names.py"} <= {*hostless}
+    assert all(path.startswith(("host/", "nodes/")) for path in trees.keys() - {*hostless})
+    _import_in_a_process([_name(path) for path in (*torchless, "devices/names.py")], rules.HOST_MODULES | {"torch"})
+    _import_in_a_process([_name(path) for path in hostless], rules.HOST_MODULES)
 
 
 def _import_in_a_process(names: list[str], poisoned: set[str]) -> None:

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from multigpu.host.surface import Feature
 from multigpu.runtime import LOGGER, Runtime
 
 
@@ -13,7 +14,7 @@ def test_one_line_and_one_more_for_each_feature_that_is_off(caplog: pytest.LogCa
     runtime = Runtime.start({})
     first, *rest = caplog.records
     assert first.levelno == logging.INFO and "on ComfyUI unknown" in first.getMessage()
-    assert [record.levelno for record in rest] == [logging.WARNING] * 4
+    assert [record.levelno for record in rest] == [logging.WARNING] * len(Feature)
     assert "placement is off: comfy.model_patcher.ModelPatcher is missing" in rest[1].getMessage()
     assert runtime.nodes() == []
 

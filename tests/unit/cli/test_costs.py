@@ -20,8 +20,7 @@ import pytest
 from multigpu.errors import ModelFileError
 from multigpu.files import describe_model, read_tensors
 from multigpu.plan import parse_request
-
-from .model_files import write_raw_safetensors
+from tests.unit.files.model_files import write_raw_safetensors
 
 SHORT, LONG = 16_000, 512_000
 MOST_TIMES = 200

@@ -16,8 +16,7 @@ from multigpu.cli.plan import parse_budgets
 from multigpu.errors import InputError, TransferFailed
 from multigpu.plan import CPU, DeviceBudget, DeviceId, Plan
 from multigpu.units import GIB
-
-from .model_files import flux_tensors, linear, write_gguf, write_raw_safetensors, write_safetensors
+from tests.unit.files.model_files import flux_tensors, linear, write_gguf, write_raw_safetensors, write_safetensors
 
 ROOT = Path(__file__).parents[3]
 FLUX_BYTES = 23_802_797_184

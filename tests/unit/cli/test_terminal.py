@@ -12,8 +12,7 @@ import pytest
 
 from multigpu import __version__
 from multigpu.cli import INTERRUPTED, READER_GONE
-
-from .model_files import flux_tensors, linear, write_safetensors
+from tests.unit.files.model_files import flux_tensors, linear, write_safetensors
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "multigpu"]

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from multigpu.errors import InputError
 from multigpu.lifecycle.policy import Decision, Standing, decide, flag_for, standing_of
 
-FLAGGED, PINNED, UNMANAGED = Standing.FLAGGED, Standing.PINNED, Standing.UNMANAGED
+FLAGGED, PINNED, UNMANAGED = Standing.EJECT, Standing.KEEP, Standing.DEFAULT
 
 
 def test_some_flagged() -> None:
@@ -57,3 +58,26 @@ def test_every_combination(out_of_memory: bool) -> None:
 def test_the_attribute_has_three_states() -> None:
     assert [standing_of(flag) for flag in (True, False, None, "no", 0)] == [FLAGGED, PINNED] + [UNMANAGED] * 3
     assert [flag_for(standing) for standing in (FLAGGED, PINNED, UNMANAGED)] == [True, False, None]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("default", "default"),
+        ("keep", "keep"),
+        ("eject", "eject"),
+        (True, "keep"),
+        (False, "eject"),
+        ("true", "keep"),
+        ("False", "eject"),
+        (" Keep ", "keep"),
+    ],
+)
+def test_keep_loaded(said: object, meant: str) -> None:
+    assert Standing.read(said) is Standing(meant)
+
+
+@pytest.mark.parametrize("said", ["perhaps", "", None, 1, 0.0, []])
+def test_what_keep_loaded_does_not_know(said: object) -> None:
+    with pytest.raises(InputError, match="keep_loaded is .*; it can be default, keep or eject"):
+        Standing.read(said)

@@ -8,7 +8,7 @@ from multigpu.lifecycle.pressure import Pressure, Release
 
 
 def looks(pressure: Pressure, *used: float) -> list[Release | None]:
-    return [pressure.look(fraction) for fraction in used]
+    return [pressure.next_release(fraction) for fraction in used]
 
 
 def test_nothing_at_the_limit() -> None:

@@ -8,7 +8,7 @@ from multigpu.lifecycle.policy import Standing
 from multigpu.lifecycle.prompt import Speaker
 from multigpu.lifecycle.words import Words
 
-FLAGGED, PINNED, UNMANAGED = Standing.FLAGGED, Standing.PINNED, Standing.UNMANAGED
+FLAGGED, PINNED, UNMANAGED = Standing.EJECT, Standing.KEEP, Standing.DEFAULT
 ONE, TWO, ELSEWHERE = Speaker("a", "4"), Speaker("a", "5"), Speaker("b", "4")
 
 

@@ -17,7 +17,7 @@ from multigpu.errors import DoesNotFit
 from multigpu.files import describe_model, read_tensors
 from multigpu.plan import CPU, Auto, DeviceId, Plan, format_request, make_plan, parse_request
 from multigpu.units import GIB
-from tests.unit.cli.model_files import flux_tensors, write_safetensors
+from tests.unit.files.model_files import flux_tensors, write_safetensors
 
 from .shapes import GPU0, GPU1, blocks_of, budget
 

@@ -1,0 +1,1 @@
+"""The engine inside ComfyUI: a model patcher that keeps its model where a plan puts it."""

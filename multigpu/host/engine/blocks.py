@@ -1,0 +1,91 @@
+"""The host's model as the planner's blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ...files.families import describe_model
+from ...files.tensors import TensorInfo
+from ...plan import Block, Reason
+from ...stream.homes import own_tensors
+from ...stream.layout import leaves_of, stored_bytes
+
+DIFFUSION = "diffusion_model."
+"""The name of the diffusion model inside the host's model class."""
+ROOT = "(root)"
+"""The block name for tensors that the model itself holds, not one of its submodules."""
+
+
+def modules_of(patcher: ModelPatcher) -> dict[str, torch.nn.Module]:
+    """Every module of the patcher's model that holds tensors itself, by block name, in declared order."""
+    return {
+        name or ROOT: module
+        for name, module in patcher.model.named_modules()
+        if next(own_tensors(module), None) is not None
+    }
+
+
+def blocks_of(patcher: ModelPatcher) -> list[Block]:
+    """One block per module that holds tensors. Modules whose weights the host cannot cast on use are immovable.
+
+    Only modules in the host's load list can be streamed. Other tensors (of modules whose children hold tensors too)
+    stay on the compute device, where a full load would put them. Order and compute time are estimates for the model's
+    family; `retimed` scales the times to a measured speed.
+    """
+    listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
+    modules, dynamic = modules_of(patcher), patcher.is_dynamic()
+    holders = Counter(leaf.data_ptr() for module in modules.values() for leaf in _leaves(module) if leaf.nbytes)
+    estimates = _estimates(modules)
+    return [
+        Block(
+            name=name,
+            bytes=sum(_bytes(module, tensor_name, tensor, dynamic) for _, tensor_name, tensor in own_tensors(module)),
+            kind=type(module).__name__,
+            order=estimates[name].order if name in estimates else None,
+            compute=estimates[name].compute if name in estimates else 0.0,
+            immovable=_why_immovable(module, listed.get(name) is module, holders),
+        )
+        for name, module in modules.items()
+    ]
+
+
+def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:
+    """The data type the user asked for. With DynamicVRAM a weight has the file's type until the host casts it."""
+    wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
+    return wanted if wanted is not None and type(tensor) is torch.nn.Parameter else tensor.dtype
+
+
+def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bool) -> int:
+    """Stored bytes; for a dynamic model those that it will have after a static load in the data type asked for."""
+    if not dynamic:
+        return stored_bytes(tensor)
+    return stored_bytes(tensor) * wanted_dtype(module, name, tensor).itemsize // tensor.dtype.itemsize
+
+
+def _estimates(modules: dict[str, torch.nn.Module]) -> dict[str, Block]:
+    """Order of execution and compute seconds by block name, as far as the model's family is known."""
+    prefix = DIFFUSION if any(name.startswith(DIFFUSION) for name in modules) else ""
+    tensors = [
+        TensorInfo(f"{name}.{tensor_name}", str(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
+        for name, module in modules.items()
+        if name.startswith(prefix)
+        for _, tensor_name, tensor in own_tensors(module)
+    ]
+    return {prefix + block.name: block for block in describe_model(tensors).blocks}
+
+
+def _leaves(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [leaf for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0]]
+
+
+def _why_immovable(module: torch.nn.Module, listed: bool, holders: Counter[int]) -> Reason | None:
+    if not listed or not hasattr(module, "comfy_cast_weights"):
+        return Reason.NOT_CASTABLE
+    if isinstance(module, torch.nn.Embedding):
+        return Reason.EMBEDDING
+    if any(leaf.nbytes and holders[leaf.data_ptr()] > 1 for leaf in _leaves(module)):
+        return Reason.TIED
+    return None

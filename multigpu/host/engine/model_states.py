@@ -1,0 +1,171 @@
+"""The state of placed models, shared by all clones of their patchers."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import HostError
+from ...plan import Plan
+from ...stream.originals import FileOriginal, KeptOriginal, Original
+from ...stream.residence import Residence
+from ..loaded_models import entries, take_out
+from .blocks import ROOT
+
+ATTACHMENT = "multigpu.placement"
+"""The key under which a patcher's `attachments` hold its `Placed`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What the host's `current_weight_patches_uuid` is while a model is loaded by a plan.
+
+    It equals no patcher's uuid, so that an unplaced patcher of the model restores all weights before it loads them. And
+    every load or unload by other code replaces it: as long as it is there, the model is as we left it.
+    """
+
+    patches_uuid: Any
+
+
+@dataclass(slots=True)
+class ModelState:
+    """The state of one model, shared by all clones of its patcher."""
+
+    backup: dict[str, Any]
+    """The host's table of original weights, which all patchers of the model share. It says what is patched."""
+    residence: Residence = field(default_factory=Residence)
+    patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
+    """The model's own modules by block, without what object patches may have put in their place."""
+    loaded: Loaded | None = None
+    counted: dict[str, int] = field(default_factory=dict)
+    """Bytes by device as counted after the last placing."""
+    successor_is_placed: bool = False
+    """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
+
+    def holds(self, model: torch.nn.Module) -> bool:
+        """Whether the model is loaded by us and no other code has loaded or unloaded it since."""
+        return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
+
+    def take_back(self, model: torch.nn.Module) -> None:
+        """Unload a model that the host would fail to unload.
+
+        When the placed patcher that has loaded the model is gone, the host goes on with the unplaced one that it was
+        made from. That one restores all weights when it is unloaded, and cannot do so if their file has changed.
+        """
+        files = {original.file for original in self.backup.values() if isinstance(original, FileOriginal)}
+        if not any(file.changed for file in files):
+            return
+        for entry in entries():
+            if entry.model.model is model and entry.model not in self.patchers:
+                take_out(entry)
+                next(iter(self.patchers)).detach()
+
+    def leave(self) -> dict[str, Original]:
+        """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
+
+        Returns the originals that cannot be read because their file has changed: those weights stay patched.
+        """
+        self.residence.leave()
+        self.loaded = None
+        lost: dict[str, Original] = {}
+        for key, original in [*self.backup.items()]:
+            if isinstance(original, FileOriginal | KeptOriginal):
+                try:
+                    self.restore(key)
+                except HostError:
+                    lost[key] = original
+        return lost
+
+    def weight(self, key: str) -> torch.Tensor:
+        """The present weight behind a host key."""
+        block, name = _split(key)
+        weight: torch.Tensor = getattr(self.modules[block], name)
+        return weight
+
+    def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
+        block, name = _split(key)
+        self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
+
+    def restore(self, key: str) -> None:
+        """Take all patches out of a weight. Raises HostError if its original is out of reach."""
+        original = self.backup[key]
+        if isinstance(original, FileOriginal):
+            with original.reading() as weight:
+                self.rewrite(key, weight, ours=False)
+        else:
+            self.rewrite(key, original.weight)
+        del self.backup[key]
+
+
+class ModelStates:
+    """The states of all models that were ever placed and still live."""
+
+    def __init__(self) -> None:
+        self._states: weakref.WeakKeyDictionary[torch.nn.Module, ModelState] = weakref.WeakKeyDictionary()
+        self._without_model: deque[Residence] = deque()
+        self._placed: weakref.WeakKeyDictionary[Any, dict[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+        self.classes: dict[type, type] = {}
+        """Host patcher class -> the same with placement mixed in."""
+
+    def of(self, patcher: Any) -> ModelState:
+        state = self._states.get(patcher.model)
+        if state is None:
+            state = self._states[patcher.model] = ModelState(patcher.backup)
+            weakref.finalize(patcher.model, self._model_is_gone, state.residence).atexit = False
+        return state
+
+    def _model_is_gone(self, residence: Residence) -> None:
+        """Free the model's memory at once if no device uses it; otherwise leave that to `settle`."""
+        if residence.idle:
+            residence.close()
+        else:
+            self._without_model.append(residence)
+
+    def note_placed(self, patcher: Any, how: Any, placed: Any) -> None:
+        """`placed` was made of `patcher` as `how` says."""
+        self._placed.setdefault(patcher, {})[patcher.patches_uuid, how] = weakref.ref(placed)
+
+    def placed_before(self, patcher: Any, how: Any) -> Any:
+        """The placed patcher that was made of this patcher in the same way before, if it still exists."""
+        found = self._placed.get(patcher, {}).get((patcher.patches_uuid, how))
+        return None if found is None else found()
+
+    def settle(self) -> None:
+        """Free what is no longer used: by models that are gone, by models whose placed patchers are all gone, and by
+        models that an unplaced patcher has loaded since.
+
+        Python may destroy objects at any moment and in any thread. So device work is not done then, but here: on the
+        prompt worker, before and after prompts, before loading, and when memory is freed.
+        """
+        while self._without_model:
+            self._without_model.popleft().close()
+        for model, state in [*self._states.items()]:
+            if not state.patchers:
+                if state.holds(model):
+                    state.leave()
+                state.residence.forget()
+                del self._states[model]
+            elif state.loaded is not None and not state.holds(model):
+                state.loaded = None
+                state.residence.forget()
+            elif state.loaded is not None:
+                state.take_back(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The attachment: a plan, and the states it is carried out on."""
+
+    plan: Plan
+    states: ModelStates
+
+
+def _split(key: str) -> tuple[str, str]:
+    """A host key as (block, tensor name)."""
+    block, _, name = key.rpartition(".")
+    return block or ROOT, name

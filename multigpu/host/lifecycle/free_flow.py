@@ -1,0 +1,310 @@
+"""What happens when memory is freed: our replacements of two functions of the host, and when they act.
+
+A free is four steps on the host's prompt worker: `unload_all_models`, the executor's reset (if asked for), a garbage
+collection, `soft_empty_cache`. We replace the first and the last, and see the collection through `gc.callbacks`.
+`FreeCycle` knows which step comes next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import comfy.cli_args
+from comfy import model_management
+from server import PromptServer
+
+from ...devices.caches import clear_caches, trim_heap
+from ...errors import HostIncompatible
+from ...lifecycle.free_cycle import FreeCycle, Phase
+from ...lifecycle.policy import Decision, Standing, decide
+from ...lifecycle.pressure import Pressure, Release
+from ...plan import DeviceId
+from ...telemetry.recorder import Recorder
+from ..device_memory import ram_used
+from ..engine.placed_patcher import PlacedPatcher
+from ..loaded_models import entries, standing, unload_all_but
+from ..replacements import Replacement
+from .cache_provider import HandBack
+from .retention import THIS_CYCLE, Retention, base_of
+
+log = logging.getLogger("multigpu")
+
+USUAL_LIMIT = 85
+"""Percent of RAM in use."""
+
+Noted = tuple["weakref.ref[Any]", str, int]
+"""A model that must be there at the end: itself, its class, its id."""
+
+
+class FreeFlow:
+    """The free flow of one process. Nothing of the host is replaced before `activate`."""
+
+    def __init__(
+        self,
+        accelerators: Callable[[], Sequence[DeviceId]],
+        pressure: Pressure | None,
+        tidy: Callable[[], None],
+        recorder: Recorder,
+    ) -> None:
+        """`tidy` frees what placed models that no longer exist have left on devices. Called on the prompt worker."""
+        self._accelerators = accelerators
+        self._pressure = pressure
+        self._tidy = tidy
+        self._recorder = recorder
+        self.retention = Retention()
+        self.hand_back = HandBack(self.retention, self._prompt_started, self._prompt_ended, tidy)
+        self._unload = Replacement(
+            model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all_models
+        )
+        self._soft = Replacement(
+            model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
+        )
+        self._on = self._refused = False
+        self._cycle: FreeCycle[Noted] = FreeCycle()
+
+    # -- on and off -------------------------------------------------------------------------------------------
+
+    def activate(self) -> bool:
+        """Replace the host's two functions, once. Returns whether keep and eject are on.
+
+        If another pack has replaced one of them, nothing is changed, and a log line says that keep and eject are off.
+        """
+        if self._refused:
+            return False
+        try:
+            for replacement in (self._unload, self._soft):
+                replacement.install()
+        except HostIncompatible as problem:
+            self._refused = True
+            self.deactivate()
+            log.warning("[MultiGPU] keep and eject are off: %s", problem)
+            return False
+        if not self._on:
+            self._on = True
+            self.hand_back.register()
+            atexit.register(self.deactivate)
+        return True
+
+    def deactivate(self) -> None:
+        """Put the host's functions back and hold nothing."""
+        self._on = False
+        atexit.unregister(self.deactivate)
+        for replacement in (self._soft, self._unload):
+            replacement.remove()
+        self.hand_back.unregister()
+        self._stop_waiting()
+        self.retention.clear("switched off")
+
+    # -- the host's unload_all_models -------------------------------------------------------------------------
+
+    def _unload_all_models(self) -> None:
+        self._tidy()
+        loaded = entries()
+        if not self._at_stake(loaded):
+            self._unload.original()
+            return
+        out_of_memory = model_management.is_oom(sys.exc_info()[1])
+        decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
+        kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
+        words = _words(decision)
+        name = self._cycle.begin()
+        self._recorder.take(name, "pre-unload")
+        try:
+            if out_of_memory or (decision.whole and not self.retention.pinned()):
+                self.retention.clear("out of memory" if out_of_memory else "nothing is flagged or pinned")
+                self._unload.original()
+                self._unload_all_but([])
+            else:
+                self._retain(decision)
+                self._unload_all_but([*decision.stay, *decision.anchor])
+        finally:
+            self._stop_waiting()
+        log.info("[MultiGPU] %s: %s", name, words)
+        self._recorder.take(name, "post-unload")
+        if not out_of_memory and not _prompt_runs():
+            self._cycle.unloaded(threading.get_ident(), kept)
+            gc.callbacks.append(self._collection)
+
+    def _at_stake(self, loaded: Sequence[Any]) -> bool:
+        """Whether a pinned, flagged or placed model is loaded, one is held, or a choice was made since the last free.
+
+        If not, only the host's own functions run.
+        """
+        ours = any(
+            standing(entry.model.model) is not Standing.DEFAULT or isinstance(entry.model, PlacedPatcher)
+            for entry in loaded
+        )
+        return ours or self._cycle.chosen or self.held() > 0
+
+    def _retain(self, decision: Decision[Any]) -> None:
+        self.retention.reconcile()
+        self.retention.end_cycle(unless=[entry.model.model for entry in decision.anchor])
+        for entry in decision.stay:
+            self.retention.anchor(base_of(entry.model), "keep_loaded")
+        for entry in decision.anchor:
+            self.retention.anchor(base_of(entry.model), THIS_CYCLE)
+        self.retention.settle()
+
+    def _unload_all_but(self, keep: list[Any]) -> None:
+        unload_all_but(keep)
+        model_management.reset_cast_buffers()
+
+    # -- the end of a free ------------------------------------------------------------------------------------
+
+    def _stop_waiting(self) -> None:
+        self._cycle.stop()
+        if self._collection in gc.callbacks:
+            gc.callbacks.remove(self._collection)
+
+    def _collection(self, phase: str, info: dict[str, int]) -> None:
+        """Called by Python's garbage collector. The worker collects after the reset and before `soft_empty_cache`."""
+        if phase == "start" and self._cycle.collects(threading.get_ident(), info["generation"]):
+            gc.callbacks.remove(self._collection)
+            self._recorder.take(self._cycle.name, "post-reset")
+
+    def _soft_empty_cache(self, force: bool = False) -> None:
+        self._soft.original(force)
+        cycle = self._cycle
+        if cycle.phase is Phase.UNLOADING or (cycle.phase is Phase.NONE and not self._at_stake(entries())):
+            return
+        self.clear_caches()
+        if cycle.ends(threading.get_ident()):
+            name, kept = cycle.name, cycle.kept
+            self._stop_waiting()
+            trim_heap()
+            self._recorder.take(name, "post-gc")
+            _check(name, kept)
+            self._relieve()
+
+    # -- prompts ----------------------------------------------------------------------------------------------
+
+    def _prompt_started(self, prompt_id: str) -> None:
+        self._stop_waiting()
+        self._tidy()
+        self.retention.ledger.release_cycle(unless_recorded=True)
+        prompt = self.retention.prompt_started(prompt_id)
+        if self._on and self.retention.take_words(prompt):
+            self._cycle.chosen = True
+
+    def _prompt_ended(self) -> None:
+        """Runs on the prompt worker just before it looks at the flags of the queue."""
+        self._tidy()
+        self.retention.ledger.release_cycle(unless_recorded=False)
+        self.retention.prompt_ended()
+        if self._pressure is not None and self._pressure.next_release(ram_used()) is not None:
+            self.ask_for_all("RAM is short")
+
+    def _relieve(self) -> None:
+        """After a free, if RAM is still short: drop models that are held, pinned ones last."""
+        while self._pressure is not None and (release := self._pressure.next_release(ram_used())) is not None:
+            if release is Release.RETAINED:
+                self.retention.ledger.release_cycle(unless_recorded=False)
+                self.retention.settle()
+            elif release is Release.PINNED:
+                names = ", ".join(type(model).__name__ for model in self.retention.pinned()) or "none"
+                log.warning("[MultiGPU] RAM is short: models that were set to keep are dropped (%s)", names)
+                self.retention.clear("RAM is short")
+            gc.collect()
+            trim_heap()
+
+    # -- asked from outside -----------------------------------------------------------------------------------
+
+    def ask_for_all(self, reason: str, *, force: bool = True) -> bool:
+        """Ask the prompt worker for what `POST /free` with both flags asks for; it acts between prompts.
+
+        Without `force` only if RAM use is above the limit. Returns whether it was asked for.
+        """
+        limit = self._pressure.limit if self._pressure is not None else USUAL_LIMIT / 100
+        if not force and ram_used() <= limit:
+            return False
+        log.info("[MultiGPU] asks ComfyUI to unload models and empty its cache (%s)", reason)
+        for flag in ("unload_models", "free_memory"):
+            PromptServer.instance.prompt_queue.set_flag(flag, True)
+        return True
+
+    def keep(self, component: Any, wanted: Standing) -> None:
+        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
+        if wanted is Standing.DEFAULT or self.activate():
+            self._cycle.chosen = self._on
+            self.retention.set_standing(component, wanted)
+
+    def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:
+        """Unload the models for whose standing `leave` is true, also in the middle of a prompt. Returns their names."""
+        leaving = [entry for entry in entries() if leave(standing(entry.model.model))]
+        names = [type(entry.model.model).__name__ for entry in leaving]
+        if leaving:
+            self._unload_all_but([entry for entry in entries() if entry not in leaving])
+        return names
+
+    def clear_caches(self) -> dict[DeviceId, int]:
+        """Empty the allocator caches of all devices; the bytes each gave back."""
+        return clear_caches(self._accelerators())
+
+    def anchor(self, patcher: Any, reason: str) -> None:
+        """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
+        if self.activate():
+            self.retention.anchor(patcher, reason)
+
+    def clear_anchors(self, reason: str) -> int:
+        """Stop holding anything. Returns how many models were held."""
+        return self.retention.clear(reason)
+
+    def held(self) -> int:
+        """How many models are held."""
+        return len(self.retention.ledger.retained_models())
+
+    # -- for the nodes ----------------------------------------------------------------------------------------
+
+    def watch_prompts(self) -> None:
+        self.hand_back.watch_prompts()
+
+    def loaded_before(self, key: str) -> tuple[Any, ...] | None:
+        return self.retention.loaded_before(key)
+
+    def remember_loaded(self, key: str, values: dict[str, Any], components: Sequence[Any]) -> None:
+        self.retention.remember_loaded(key, values, components)
+
+
+def pressure(limit: int | None) -> Pressure | None:
+    """What watches the RAM, at `limit` or 85 percent. None if no limit is given and the host's cache watches it."""
+    arguments = comfy.cli_args.args
+    watched = not (arguments.cache_classic or arguments.cache_none or arguments.cache_lru > 0)
+    return None if limit is None and watched else Pressure((limit or USUAL_LIMIT) / 100)
+
+
+def _prompt_runs() -> bool:
+    """Whether the host runs a prompt. False without a server, as in a script that imports the host."""
+    server = getattr(PromptServer, "instance", None)
+    return server is not None and bool(server.prompt_queue.currently_running)
+
+
+def _noted(model: Any) -> Noted:
+    return weakref.ref(model), type(model).__name__, id(model)
+
+
+def _words(decision: Decision[Any]) -> str:
+    def names(models: Iterable[Any]) -> str:
+        return ", ".join(type(entry.model.model).__name__ for entry in models)
+
+    parts = [
+        f"{what} {named}"
+        for what, models in (("stay", decision.stay), ("stay until the next prompt is over", decision.anchor))
+        if (named := names(models))
+    ]
+    gone = len(decision.eject) + len(decision.delegate)
+    return "; ".join([f"{decision.row}: {gone} unloaded", *parts])
+
+
+def _check(name: str, kept: Iterable[Noted]) -> None:
+    """Log an error for each model that should have stayed and is gone."""
+    there = {id(entry.model.model) for entry in entries()}
+    for reference, model, number in kept:
+        if reference() is None or number not in there:
+            log.error("[MultiGPU] %s: %s (id %d) should have stayed loaded but is gone", name, model, number)

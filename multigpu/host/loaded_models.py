@@ -1,0 +1,57 @@
+"""ComfyUI's list of loaded models, and the attribute on a model that says whether it stays. Only used through here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from comfy import model_management
+from comfy.model_management import LoadedModel
+
+from ..lifecycle.policy import FLAG, Standing, flag_for, standing_of
+
+EVERYTHING = 1e30
+"""More bytes than any device has: the host itself asks for so many to unload all models."""
+
+
+def entries(device: torch.device | None = None) -> list[LoadedModel]:
+    """The entries of the list whose patcher still exists; with `device` only those that compute on it."""
+    living = [entry for entry in [*model_management.current_loaded_models] if entry.model is not None]
+    return [entry for entry in living if device is None or entry.device == device]
+
+
+def take_out(entry: LoadedModel) -> None:
+    """Remove an entry from the list. Its model is not unloaded."""
+    loaded = model_management.current_loaded_models
+    del loaded[next(index for index, other in enumerate(loaded) if other is entry)]
+
+
+def take_out_dead(model: torch.nn.Module) -> bool:
+    """Remove the entries of a model whose patchers are gone. Returns whether there was one."""
+    loaded = [*model_management.current_loaded_models]
+    dead = [entry for entry in loaded if entry.model is None and entry.real_model and entry.real_model() is model]
+    for entry in dead:
+        take_out(entry)
+        entry.model_finalizer.detach()
+    return bool(dead)
+
+
+def unload_all_but(keep: Collection[LoadedModel], device: torch.device | None = None) -> None:
+    """Unload all models except those of the given entries, from one device or from every one, the CPU included."""
+    devices = [entry.device for entry in entries()] if device is None else [device]
+    for each in dict.fromkeys(devices):
+        model_management.free_memory(EVERYTHING, each, keep_loaded=[*keep])
+
+
+def standing(model: Any) -> Standing:
+    """Whether a model is set to keep, eject or default."""
+    return standing_of(getattr(model, FLAG, None))
+
+
+def set_standing(model: Any, wanted: Standing) -> None:
+    flag = flag_for(wanted)
+    if flag is not None:
+        setattr(model, FLAG, flag)
+    elif hasattr(model, FLAG):
+        delattr(model, FLAG)

@@ -1,0 +1,1 @@
+"""From what a node asks for to a placed component."""

@@ -1,0 +1,156 @@
+"""From a component and a target to a placed component: what the place nodes and the loader nodes call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from comfy import model_management
+from comfy.model_patcher import ModelPatcher
+
+from ...devices.inventory import Inventory
+from ...devices.torch_devices import device_id, torch_device
+from ...files.families import retimed
+from ...lifecycle.policy import Standing
+from ...plan import DeviceId, Plan, Request, explain, make_plan, possible_donors
+from ...target import Target
+from ..capabilities import HostCapabilities
+from ..components import Component, component_of, find_component
+from ..device_memory import budgets
+from ..engine.blocks import blocks_of
+from ..engine.model_states import ATTACHMENT, ModelStates
+from ..engine.placed_patcher import place
+from ..engine.static_clone import honour_dtypes
+from ..loaded_models import entries, standing, unload_all_but
+from ..replacements import static_patchers
+from ..surface import Feature
+from .device_scope import DeviceScope
+from .loader_nodes import LoaderCall
+from .other_device import retargeted
+
+log = logging.getLogger("multigpu")
+
+REACHED = 0.45
+"""The FLOP/s of a whole step, as a share of the FLOP/s of one matrix product alone: measured with Flux on an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placer:
+    """Places components on the devices of this machine."""
+
+    inventory: Inventory
+    capabilities: HostCapabilities
+    states: ModelStates
+    scope: DeviceScope
+    keep: Callable[[Any, Standing], None]
+    """Called with every placed patcher and the standing that its target names."""
+
+    def place(self, component: Any, target: Target, *, fresh: bool = False) -> Any:
+        """A copy of the component, placed by the target. The given component is not changed.
+
+        `fresh` says that the component was just loaded and has no other user, so that its weights need not be copied.
+        Raises `MultiGPUError`, with what to do, if the component or the request cannot be used.
+        """
+        self.capabilities.need(Feature.PLACEMENT)
+        return self._place(component_of(component), target, fresh)
+
+    def load(self, loader: LoaderCall, device: DeviceId | None) -> tuple[Any, ...]:
+        """What the loader returns, loaded for a device; None is the host's own choice.
+
+        The loader runs with that device as torch's current one; the previous one is restored, whatever happens.
+        Afterwards each component that the loader has put on another device is moved.
+        """
+        self.capabilities.need(Feature.DEVICES)
+        return self._load(loader, device, static=False)
+
+    def load_and_place(self, loader: LoaderCall, target: Target) -> tuple[Any, ...]:
+        """As `load`, with the first component (the diffusion model, where there are several) placed by the target.
+
+        If it is the only one and weights are to leave the compute device, it is loaded without DynamicVRAM at once, as
+        a plan needs it.
+        """
+        for feature in (Feature.DEVICES, Feature.PLACEMENT):
+            self.capabilities.need(feature)
+        first, *others = self._load(loader, target.compute, static=loader.single and target.request.spreads)
+        found = find_component(first)
+        if found is not None:
+            first = self._place(found, target, fresh=True)
+        elif first is not None:
+            words = "[MultiGPU] a %s has no model patcher, so its weights are not spread: ComfyUI loads it as usual"
+            log.warning(words, type(first).__name__)
+        return first, *others
+
+    def eject_others(self, device: DeviceId | None) -> None:
+        """Unload every model from an accelerator (None: the host's own choice), except those that are to be kept."""
+        where = model_management.get_torch_device() if device is None else torch_device(device)
+        if where.type != "cpu":
+            unload_all_but([entry for entry in entries() if standing(entry.model.model) is Standing.KEEP], where)
+
+    def _load(self, loader: LoaderCall, device: DeviceId | None, *, static: bool) -> tuple[Any, ...]:
+        if device is None:
+            return _static(loader, None) if static else loader.run(None)
+        where = torch_device(device)
+        with self.scope.on(where):
+            components = _static(loader, where) if static else loader.run(where)
+        return tuple(self._moved(component, where) for component in components)
+
+    def _moved(self, component: Any, device: torch.device) -> Any:
+        found = find_component(component)
+        if found is None:
+            return component
+        return found.rebuilt(retargeted(found.patcher, device, self.scope, fresh=True))
+
+    def _place(self, component: Component, target: Target, fresh: bool) -> Any:
+        compute = target.compute or device_id(component.patcher.load_device)
+        request = target.request.fitted(compute)
+        patcher = self.states.placed_before(component.patcher, (request, compute))
+        if patcher is None:
+            plan = self.plan(request, component.patcher, compute)
+            patcher = self._patcher(component.patcher, plan, fresh)
+            self.states.note_placed(component.patcher, (request, compute), patcher)
+            _say(component, plan, patcher)
+        self.keep(patcher, target.standing)
+        return component.rebuilt(patcher)
+
+    def plan(self, request: Request, patcher: ModelPatcher, compute: DeviceId) -> Plan:
+        """The plan, by measured speeds; nothing is measured if nothing is to leave the compute device."""
+        blocks = blocks_of(patcher)
+        memory = budgets(device.id for device in self.inventory.devices)
+        donors = possible_donors(request, blocks, memory, compute)
+        if donors:
+            flops = self.inventory.flops(compute)
+            blocks = retimed(blocks, REACHED * flops) if flops else blocks
+            speeds = {donor: self.inventory.bandwidth(donor, compute) for donor in sorted(donors)}
+            memory = [replace(budget, bandwidth=speeds.get(budget.device)) for budget in memory]
+        return make_plan(request, blocks, memory, compute)
+
+    def _patcher(self, patcher: ModelPatcher, plan: Plan, fresh: bool) -> ModelPatcher:
+        device = torch_device(plan.compute)
+        if not plan.streamed and ATTACHMENT not in patcher.attachments:
+            return retargeted(patcher, device, self.scope, fresh=fresh)
+        if patcher.is_dynamic():
+            with self.scope.on(device):  # so that the static copy that a plan needs is read for this device
+                return place(patcher, plan, self.states)
+        return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
+
+
+def _static(loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
+    """What the loader loads, without DynamicVRAM."""
+    with static_patchers():
+        components = loader.run(device)
+    for found in map(find_component, components):
+        if found is not None:
+            honour_dtypes(found.patcher.model)
+    return components
+
+
+def _say(component: Component, plan: Plan, patcher: ModelPatcher) -> None:
+    if plan.streamed:
+        log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
+        return
+    how = "with DynamicVRAM" if patcher.is_dynamic() else "as usual"
+    words = "[MultiGPU] %s computes on %s, and all its weights stay there: ComfyUI loads it %s"
+    log.info(words, component.name, plan.compute, how)

@@ -1,0 +1,61 @@
+"""What a node asks for: made once, where the node runs, with every device name resolved for this machine."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .devices.names import is_default
+from .errors import UnknownDevice
+from .lifecycle.policy import Standing
+from .plan import DeviceId, Request
+
+if TYPE_CHECKING:
+    from .devices.inventory import Inventory
+
+log = logging.getLogger("multigpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one component computes (None: where ComfyUI would), where its weights rest, and whether it stays loaded."""
+
+    compute: DeviceId | None
+    request: Request
+    standing: Standing = Standing.DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Finds the devices that nodes name.
+
+    A device that is not on this machine raises `UnknownDevice`; with `fall_back` another one takes its place, and a
+    warning says so.
+    """
+
+    inventory: Inventory
+    fall_back: bool
+
+    def target(self, compute: str, request: Request, standing: Standing = Standing.DEFAULT) -> Target:
+        """`compute` is the text of the widget; a compute device that the request names counts if that is `default`."""
+        named = self.device(compute)
+        missing = [device for device in request.devices() if not self.inventory.is_here(str(device))]
+        if missing and self.fall_back:
+            names = ", ".join(map(str, missing))
+            log.warning("[MultiGPU] not on this machine: %s; other devices are used (MULTIGPU_FALL_BACK)", names)
+            request = request.without(missing, None if is_default(compute) else DeviceId.parse(compute))
+        request = request.renamed(lambda device: self.inventory.resolve(str(device)))
+        return Target(named or request.compute, request, standing)
+
+    def device(self, text: str) -> DeviceId | None:
+        """The device that a widget names; None for the one that ComfyUI would choose."""
+        if is_default(text):
+            return None
+        try:
+            return self.inventory.resolve(text)
+        except UnknownDevice as unknown:
+            if not self.fall_back:
+                raise
+            log.warning("[MultiGPU] %s; falling back to ComfyUI's default device (MULTIGPU_FALL_BACK)", unknown)
+            return None

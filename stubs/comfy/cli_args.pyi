@@ -1,0 +1,6 @@
+class Arguments:
+    cache_classic: bool
+    cache_none: bool
+    cache_lru: int
+
+args: Arguments

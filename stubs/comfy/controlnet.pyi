@@ -1,0 +1,11 @@
+from typing import Any
+
+import torch
+
+from .model_patcher import ModelPatcher
+
+class ControlNet:
+    control_model: Any
+    control_model_wrapped: ModelPatcher
+    load_device: torch.device
+    def copy(self) -> ControlNet: ...

@@ -1,0 +1,13 @@
+from typing import Any
+
+import torch
+
+class BaseModel(torch.nn.Module):
+    device: torch.device
+    current_weight_patches_uuid: Any
+    lowvram_patch_counter: int
+    manual_cast_dtype: torch.dtype | None
+    model_loaded_weight_memory: int
+    model_lowvram: bool
+    model_offload_buffer_memory: int
+    def get_dtype(self) -> torch.dtype: ...

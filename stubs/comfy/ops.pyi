@@ -1,0 +1,6 @@
+from typing import Any
+
+class CastWeightBiasOp:
+    comfy_cast_weights: bool
+    weight_function: list[Any]
+    bias_function: list[Any]

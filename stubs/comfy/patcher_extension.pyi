@@ -1,0 +1,3 @@
+class CallbacksMP:
+    ON_LOAD: str
+    ON_CLONE: str

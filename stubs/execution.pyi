@@ -1,0 +1,6 @@
+from typing import Any
+
+class PromptQueue:
+    currently_running: dict[Any, Any]
+    def set_flag(self, name: str, data: Any) -> None: ...
+    def get_current_queue_volatile(self) -> tuple[list[Any], list[Any]]: ...

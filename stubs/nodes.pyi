@@ -1,0 +1,9 @@
+from typing import Any
+
+NODE_CLASS_MAPPINGS: dict[str, Any]
+
+class UNETLoader:
+    FUNCTION: str
+    RETURN_TYPES: tuple[str, ...]
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]: ...
