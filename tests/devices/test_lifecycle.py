@@ -137,9 +137,13 @@ def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
 
 
 def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
-    machine.run(on_devices(93, model=(ONE, "keep"), clip=(TWO, "keep")))
-    held = machine.state()
-    assert any(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO))
+    for seed in range(900, 910):  # the host empties caches too, when ten seconds have passed since the last time
+        machine.run(on_devices(seed, model=(ONE, "keep"), clip=(TWO, "keep")))
+        held = machine.state()
+        if any(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO)):
+            break
+    else:
+        pytest.fail("no device had memory in its cache after any of ten prompts")
     machine.client.post("/lifecycle/soft_empty", {})
     cleared = machine.state()
     assert cleared["reserved"] == cleared["allocated"]
