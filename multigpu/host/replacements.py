@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,16 +14,25 @@ import comfy.model_patcher
 
 from ..errors import HostIncompatible
 
+SWAP = threading.RLock()
+"""Held while `CoreModelPatcher` is replaced."""
+
 
 @contextmanager
 def static_patchers() -> Iterator[None]:
-    """Loaders called inside make static patchers, also those that offer no argument for it (VAE, ControlNet)."""
-    before = comfy.model_patcher.CoreModelPatcher
-    comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcher
-    try:
-        yield
-    finally:
-        comfy.model_patcher.CoreModelPatcher = before
+    """Loaders called inside, in this thread, make static patchers, also those that offer no argument for it (VAE)."""
+    with SWAP:
+        before, thread = comfy.model_patcher.CoreModelPatcher, threading.get_ident()
+
+        def chosen(*arguments: Any, **named: Any) -> Any:
+            static = threading.get_ident() == thread
+            return (comfy.model_patcher.ModelPatcher if static else before)(*arguments, **named)
+
+        comfy.model_patcher.CoreModelPatcher = chosen
+        try:
+            yield
+        finally:
+            comfy.model_patcher.CoreModelPatcher = before
 
 
 @dataclass

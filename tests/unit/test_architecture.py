@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import tomllib
@@ -167,6 +169,17 @@ def _import_in_a_process(names: list[str], poisoned: set[str]) -> None:
 def test_the_poison_works() -> None:
     with pytest.raises(AssertionError, match="json was imported"):
         _import_in_a_process(["json.tool"], {"json"})
+
+
+def test_every_module_is_in_the_map() -> None:
+    """And what the map names is there."""
+    page = (rules.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page[page.index("## Map") : page.index("## Rules")]
+    named = Counter(re.findall(r"[a-z_]+\.py", drawn))
+    there = Counter(path.rpartition("/")[2] for path in rules.files() if not path.endswith("__init__.py"))
+    missing = there - named
+    assert not missing, f"docs/architecture.md does not name {sorted(missing)}"
+    assert not {*named} - {*there} - {"__init__.py", "dev.py"}, "the map names files that are not there"
 
 
 def test_versions_agree() -> None:
