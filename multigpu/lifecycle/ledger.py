@@ -114,6 +114,8 @@ class Ledger:
         self._released = released
         self._records: dict[str, Record] = {}
         self._anchors: dict[int, Anchor] = {}
+        self._seen: weakref.WeakKeyDictionary[Any, set[Stamp]] = weakref.WeakKeyDictionary()
+        """All versions of their files that models were recorded with."""
 
     # -- records ----------------------------------------------------------------------------------------------
 
@@ -127,9 +129,22 @@ class Ledger:
         if not all(isinstance(value, PLAIN) for value in others) or len(others) == sum(map(len, outputs)):
             return False
         record = Record(outputs, frozenset(stamps), self._ports, version)
+        for model in record.models():
+            self._add_older_stamps(record, model)
         self.forget(key, successors=record.models())
         self._records[key] = record
         return True
+
+    def _add_older_stamps(self, record: Record, model: Any) -> None:
+        """Add the stamps with which the model was recorded before.
+
+        A node may run after a file has changed, on a model that an earlier node loaded before. Then the record has two
+        stamps for the file, and is not handed back.
+        """
+        seen = self._seen.setdefault(model, set())
+        paths = {path for path, *_ in record.stamps}
+        record.stamps |= {stamp for stamp in seen if stamp[0] in paths}
+        seen |= record.stamps
 
     def hand_back(self, key: str, version: str = "") -> list[list[Any]] | None:
         """The recorded outputs for the key, if all of them still exist and files and version are unchanged.

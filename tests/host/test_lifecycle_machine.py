@@ -15,7 +15,7 @@ from tests.machines import explore
 def test_any_order(start_host: StartHost, tmp_path_factory: pytest.TempPathFactory, cache: str) -> None:
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", *CACHES[cache])).server)
-    for case in (_model_is_held_until_its_node_runs, _second_free_unloads_what_the_first_one_left):
+    for case in (_model_is_held_until_its_node_runs, _second_free_unloads_what_the_first_one_left, _old_file_stays_old):
         case(LifecycleMachine(own, cache))
     explore(lambda: LifecycleMachine(own, cache), few=5, steps=15)
 
@@ -35,3 +35,13 @@ def _second_free_unloads_what_the_first_one_left(state: LifecycleMachine) -> Non
     state.run(source="client a", words={unknown: "default", ours: "eject", placed: "keep"})
     state.free(cache=False, unload=True)
     state.free(cache=True, unload=True)
+
+
+def _old_file_stays_old(state: LifecycleMachine) -> None:
+    """Found by the machine: a place node that ran after its file had changed took the old model for the new one."""
+    unknown, plain = "unknown.safetensors", "plain.safetensors"
+    state.begin()
+    state.run(source="workflow x", words={unknown: "default"})
+    state.change_file(file=unknown, touch=False)
+    for words in ({unknown: "keep"}, {plain: "default"}, {unknown: "keep"}):
+        state.run(source="workflow x", words=words)

@@ -219,3 +219,20 @@ def test_records_of_dead_models_are_dropped(ledger: Ledger) -> None:
         ledger.remember(f"loader {number}", [[Patcher(Model())]], ())
         ledger.settle([])
     assert sum(ledger.knows(f"loader {number}") for number in range(1000)) <= 1
+
+
+def test_a_node_that_runs_after_a_file_has_changed_does_not_renew_its_stamp(ledger: Ledger, tmp_path: Path) -> None:
+    """It runs on the model of the old file, because the loader before it is cached."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"1")
+    loaded = Patcher(Model())
+    ledger.remember("loader", [[loaded]], [stamp(str(file))])
+    old = file.stat()
+    file.write_bytes(b"22")
+    placed = loaded.clone()
+    ledger.remember("place", [[placed]], [stamp(str(file))])
+    assert ledger.hand_back("place") is None
+    ledger.remember("place", [[placed]], [stamp(str(file))])
+    file.write_bytes(b"1")
+    os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert ledger.hand_back("place") is None, "nobody knows any more which of the two it is"
