@@ -53,6 +53,33 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Auto:
+    """The planner decides. `reserve` bytes of the compute device stay free for inference (None: `default_reserve`)."""
+
+    reserve: int | None = None
+
+    @property
+    def compute(self) -> DeviceId | None:
+        return None
+
+    @property
+    def spreads(self) -> bool:
+        return True
+
+    def devices(self) -> list[DeviceId]:
+        return []
+
+    def renamed(self, name: Rename) -> Request:
+        return self
+
+    def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Request:
+        return self
+
+    def fitted(self, compute: DeviceId) -> Request:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
 class Expert:
     """Bytes, ratios or fractions per device, in the user's order. `compute` is set when the text itself names it."""
 
@@ -129,33 +156,6 @@ class VirtualVram:
         if others:
             return replace(self, donors=others)
         return replace(self, bytes=0) if compute.is_cpu else self
-
-
-@dataclass(frozen=True, slots=True)
-class Auto:
-    """The planner decides. `reserve` bytes of the compute device stay free for inference (None: `default_reserve`)."""
-
-    reserve: int | None = None
-
-    @property
-    def compute(self) -> None:
-        return None
-
-    @property
-    def spreads(self) -> bool:
-        return True
-
-    def devices(self) -> list[DeviceId]:
-        return []
-
-    def renamed(self, name: Rename) -> Auto:
-        return self
-
-    def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Auto:
-        return self
-
-    def fitted(self, compute: DeviceId) -> Auto:
-        return self
 
 
 def _once(*devices: DeviceId | None) -> list[DeviceId]:
