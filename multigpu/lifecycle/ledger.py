@@ -112,7 +112,7 @@ class Ledger:
         """`released` is called with each model that is released: whoever holds it in another way drops it, too."""
         self._ports = ports
         self._released = released
-        self._records: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}
         self._anchors: dict[int, Anchor] = {}
         self._seen: weakref.WeakKeyDictionary[Any, set[Stamp]] = weakref.WeakKeyDictionary()
         """All versions of their files that models were recorded with."""
@@ -132,7 +132,7 @@ class Ledger:
         for model in record.models():
             self._add_older_stamps(record, model)
         self.forget(key, successors=record.models())
-        self._records[key] = record
+        self.records[key] = record
         return True
 
     def _add_older_stamps(self, record: Record, model: Any) -> None:
@@ -152,7 +152,7 @@ class Ledger:
         Otherwise the record is forgotten, and the models its node loaded are released: the node is about to load them
         again, and there must never be two copies.
         """
-        record = self._records.get(key)
+        record = self.records.get(key)
         if record is None:
             return None
         outputs = record.outputs() if record.version == version and record.current() else None
@@ -162,29 +162,29 @@ class Ledger:
 
     def forget(self, key: str, successors: Sequence[Any] = ()) -> None:
         """Drop a record and release the models its node loaded, except those that are among `successors`."""
-        record = self._records.pop(key, None)
+        record = self.records.pop(key, None)
         for model in record.made() if record is not None else ():
             if not any(model is its for its in successors):
                 self.release(model)
 
     def knows(self, key: str) -> bool:
-        return key in self._records
+        return key in self.records
 
     def models(self, key: str) -> list[Any]:
         """The models in the record of the key that still exist."""
-        return self._records[key].models() if key in self._records else []
+        return self.records[key].models() if key in self.records else []
 
     def made(self, key: str) -> list[Any]:
         """The models that the node of the key loaded itself and that still exist."""
-        return self._records[key].made() if key in self._records else []
+        return self.records[key].made() if key in self.records else []
 
     def is_whole(self, key: str) -> bool:
         """Whether the record of the key could be handed back now."""
-        record = self._records.get(key)
+        record = self.records.get(key)
         return record is not None and record.outputs() is not None and record.current()
 
     def _all(self) -> list[Record]:
-        return list(self._records.values())
+        return list(self.records.values())
 
     # -- anchors ----------------------------------------------------------------------------------------------
 
@@ -246,9 +246,9 @@ class Ledger:
         carry what a prompt added (a LoRA); their nodes run again.
         """
         wanted = {id(model) for model in retained}
-        for key, record in list(self._records.items()):
+        for key, record in list(self.records.items()):
             if record.outputs() is None and not any(id(model) in wanted for model in record.made()):
-                self._records.pop(key, None)
+                self.records.pop(key, None)
             else:
                 record.hold(all(self._counts(patcher, wanted) for patcher in record.patchers()))
 

@@ -74,7 +74,7 @@ def _flops(compute: torch.device) -> float | None:
     if module is None:
         return None
     with module.device(compute.index):
-        weight = torch.ones(WIDTH, WIDTH, dtype=_half(module), device=compute)
+        weight = torch.ones(WIDTH, WIDTH, dtype=half_type(module), device=compute)
         for tokens in TOKENS:
             seconds = _seconds_per_layer(module, tokens, weight)
             if not seconds:
@@ -85,7 +85,7 @@ def _flops(compute: torch.device) -> float | None:
     return flops
 
 
-def _half(module: Any) -> torch.dtype:
+def half_type(module: Any) -> torch.dtype:
     """The 16-bit type that the current device computes natively: what models run in there."""
     ask = getattr(module, "is_bf16_supported", None)
     if ask is None:

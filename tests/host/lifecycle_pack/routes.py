@@ -52,7 +52,7 @@ def _add_looking(routes: web.RouteTableDef) -> None:
             {
                 "models": sorted(type(model).__name__ for model in ledger.retained_models()),
                 "anchors": len(ledger.anchors()),
-                "records": len(ledger._records),
+                "records": len(ledger.records),
                 "snapshots": len(_module("api").memory_history()),
                 "collector_callbacks": len(gc.callbacks),
                 "providers": len(cache_provider._get_cache_providers()),
@@ -135,7 +135,7 @@ def _add_interference(routes: web.RouteTableDef) -> None:
     @routes.post("/lifecycle/sabotage")
     async def sabotage(_: web.Request) -> web.Response:
         """Let someone unload everything right after the next unload, once."""
-        recorder = _module("runtime").current().free_flow.recorder
+        recorder = _module("runtime").current().recorder
         take = recorder.take
 
         def taking(identifier: str, tag: str, **named: Any) -> Any:

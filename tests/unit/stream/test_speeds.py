@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multigpu.plan import CPU, DeviceId
-from multigpu.stream.speeds import _half, layer_flops, link_bandwidth
+from multigpu.stream.speeds import half_type, layer_flops, link_bandwidth
 
 NOWHERE = DeviceId("nosuch", 0)
 
@@ -40,4 +40,4 @@ def test_what_a_backend_raises_is_none_and_a_line_for_those_who_look(caplog: pyt
     ids=["native", "emulated", "does not tell", "does not know"],
 )
 def test_the_type_is_one_that_the_device_computes_natively(module: SimpleNamespace, dtype: torch.dtype) -> None:
-    assert _half(module) == dtype
+    assert half_type(module) == dtype
