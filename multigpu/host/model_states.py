@@ -52,19 +52,26 @@ class ModelState:
         return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
 
     def take_back(self, model: torch.nn.Module) -> None:
-        """Unload a model that the host would fail to unload.
+        """Give the host's entry of a loaded model to a placed patcher, if the host has given it to an unplaced one.
 
-        When the placed patcher that has loaded the model is gone, the host goes on with the unplaced one that it was
-        made from. That one restores all weights when it is unloaded, and cannot do so if their file has changed.
+        It does that when the placed patcher that has loaded the model is gone: it goes on with the one that this was
+        made from. But that one takes blocks on donors for blocks on the compute device when it frees memory, and it
+        cannot restore weights whose file has changed.
         """
-        files = {original.file for original in self.backup.values() if isinstance(original, FileOriginal)}
-        if not any(file.changed for file in files):
-            return
-        for entry in [*model_management.current_loaded_models]:
-            patcher = entry.model
-            if patcher is not None and patcher.model is model and patcher not in self.patchers:
-                model_management.current_loaded_models.remove(entry)
+        loaded = model_management.current_loaded_models
+        for index, entry in enumerate(loaded):
+            if entry.model is None or entry.model.model is not model or entry.model in self.patchers:
+                continue
+            fits = (its for its in self.patchers if its.placed is not None)
+            own = next((its for its in fits if its.load_device == self.residence.compute), None)
+            if own is None:
+                del loaded[index]
                 next(iter(self.patchers)).detach()
+            else:
+                loaded[index] = ours = model_management.LoadedModel(own)
+                ours.real_model, ours.model_finalizer = entry.real_model, entry.model_finalizer
+                ours.currently_used = entry.currently_used
+            return
 
     def leave(self) -> dict[str, Original]:
         """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
