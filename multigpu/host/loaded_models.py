@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from comfy import model_management
 from comfy.model_management import LoadedModel
+from comfy.model_patcher import ModelPatcher
 
 from ..lifecycle.policy import FLAG, Standing, flag_for, standing_of
 
@@ -23,8 +24,20 @@ def entries(device: torch.device | None = None) -> list[LoadedModel]:
 
 def take_out(entry: LoadedModel) -> None:
     """Remove an entry from the list. Its model is not unloaded."""
-    loaded = model_management.current_loaded_models
-    del loaded[next(index for index, other in enumerate(loaded) if other is entry)]
+    del model_management.current_loaded_models[_index(entry)]
+
+
+def hand_over(entry: LoadedModel, patcher: ModelPatcher) -> None:
+    """Put an entry for another patcher of the same model in the place of `entry`. Nothing moves."""
+    new = LoadedModel(patcher)
+    new.real_model, new.model_finalizer = entry.real_model, entry.model_finalizer
+    new.currently_used = entry.currently_used
+    model_management.current_loaded_models[_index(entry)] = new
+
+
+def _index(entry: LoadedModel) -> int:
+    """By identity: to the host, entries of the same patcher are equal."""
+    return next(index for index, other in enumerate(model_management.current_loaded_models) if other is entry)
 
 
 def take_out_dead(model: torch.nn.Module) -> bool:

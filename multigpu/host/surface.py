@@ -138,7 +138,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_MEMORY, "get_free_memory", _P, "free bytes of a device", ("dev",)),
     Symbol(_MEMORY, "get_total_memory", _P, "bytes of a device", ("dev",)),
     Symbol(_MEMORY, "current_loaded_models", _P, "which models are loaded; never assigned"),
-    Symbol(_MEMORY, "LoadedModel", _P, "an entry of that list"),
+    Symbol(_MEMORY, "LoadedModel", _P, "an entry of that list", ("model",)),
     *_members(_MEMORY, "LoadedModel", _P, "an attribute of every entry",
               "model", "device", "currently_used", "real_model", "model_finalizer"),
     # Components: where each keeps its patcher, and what else has to change with it.

@@ -10,6 +10,7 @@ class LoadedModel:
     currently_used: bool
     real_model: Any
     model_finalizer: Any
+    def __init__(self, model: ModelPatcher) -> None: ...
     @property
     def model(self) -> ModelPatcher: ...  # None once the patcher is gone
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.file = workshop.folder / "model.safetensors"
         self.version = 0
         self.all: list[Item] = []
-        self.tampered: list[Any] = []
+        self.tampered: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models whose file was changed in place since they were loaded: their originals may be out of reach."""
 
     # -- making -------------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         else:
             self._write(1 - self.version)
-        self.tampered += [item.patcher.model for item in self.all]
+        self.tampered.update(item.patcher.model for item in self.all)
 
     # -- checks -------------------------------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             return do()
         except HostError as problem:
-            tampered = any(model is its for its in self.tampered for model in (item.patcher.model for item in self.all))
+            tampered = any(item.patcher.model in self.tampered for item in self.all)
             assert "changed on disk" in str(problem) and tampered, problem
             return None
 
@@ -250,6 +251,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.studio.settle()
         expected: Counter[str] = Counter()
         for entry in memory.current_loaded_models:
+            if entry.model is None:  # its patchers are gone; the host removes the entry when it looks at it next
+                continue
             resting = self.studio.resting(entry.model)
             expected.update(resting)
             plan = self.studio.states.of(entry.model).residence.plan

@@ -207,6 +207,7 @@ def test_the_model_goes_when_its_patchers_go(studio: Studio) -> None:
 def test_a_text_encoder_read_again_leaves_no_dead_entry(studio: Studio) -> None:
     """The host's loader loads a text encoder at once, by a patcher that is gone when only its model is taken."""
     import comfy.model_management as memory
+
     from multigpu.host.placing.device_scope import DeviceScope
     from multigpu.host.placing.other_device import retargeted
 

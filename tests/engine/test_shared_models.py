@@ -160,6 +160,27 @@ def test_a_parameter_that_somebody_holds_keeps_no_memory_of_its_block(studio: St
 
 
 @pytest.mark.accelerator
+def test_freeing_memory_of_a_model_whose_placed_patcher_is_gone(studio: Studio) -> None:
+    """Another one exists that has not loaded it yet, as after a change of the place node's widgets."""
+    import comfy.model_management as memory
+
+    model = studio.flux()
+    stock = studio.latent(model)
+    studio.unload()
+    compute, donor, _ = studio.accelerators
+    first = studio.place(model, f"{compute},60%;{donor},30%;cpu,*")
+    studio.latent(first)
+    second = studio.place(model, f"{donor},60%;cpu,*")
+    del first
+    studio.settle()
+    before = {device: studio.world.allocated(device) for device in (compute, donor)}
+    memory.free_memory(memory.get_free_memory(torch.device(compute)) + (5 << 20), torch.device(compute))
+    assert before[compute] - studio.world.allocated(compute) >= 5 << 20
+    assert studio.world.allocated(donor) == before[donor], "nobody needed memory there"
+    assert torch.equal(studio.latent(second), stock)
+
+
+@pytest.mark.accelerator
 def test_nothing_stays_behind_when_an_unplaced_patcher_takes_over(studio: Studio) -> None:
     """The donor is empty as soon as an unplaced patcher has loaded the model, and all devices are after an unload."""
     model = studio.flux()

@@ -13,7 +13,7 @@ from ...errors import HostError
 from ...plan import Plan
 from ...stream.originals import FileOriginal, KeptOriginal, Original
 from ...stream.residence import Residence
-from ..loaded_models import entries, take_out
+from ..loaded_models import entries, hand_over, take_out
 from .blocks import ROOT
 
 ATTACHMENT = "multigpu.placement"
@@ -52,18 +52,21 @@ class ModelState:
         return self.loaded is not None and getattr(model, "current_weight_patches_uuid", None) is self.loaded
 
     def take_back(self, model: torch.nn.Module) -> None:
-        """Unload a model that the host would fail to unload.
+        """Give the host's entry of a loaded model to a placed patcher, if the host has given it to an unplaced one.
 
-        When the placed patcher that has loaded the model is gone, the host goes on with the unplaced one that it was
-        made from. That one restores all weights when it is unloaded, and cannot do so if their file has changed.
+        It does that when the placed patcher that has loaded the model is gone: it goes on with the one that this was
+        made from. But that one takes blocks on donors for blocks on the compute device when it frees memory, and it
+        cannot restore weights whose file has changed.
         """
-        files = {original.file for original in self.backup.values() if isinstance(original, FileOriginal)}
-        if not any(file.changed for file in files):
-            return
         for entry in entries():
             if entry.model.model is model and entry.model not in self.patchers:
-                take_out(entry)
-                next(iter(self.patchers)).detach()
+                fits = (its for its in self.patchers if its.placed is not None)
+                own = next((its for its in fits if its.load_device == self.residence.compute), None)
+                if own is None:
+                    take_out(entry)
+                    next(iter(self.patchers)).detach()
+                else:
+                    hand_over(entry, own)
 
     def leave(self) -> dict[str, Original]:
         """Stop streaming, bring donors' bytes to RAM, and take all patches out of the weights.
