@@ -133,7 +133,7 @@ PIP_SAYS = [
 
 @pytest.mark.parametrize(("text", "part"), PIP_SAYS)
 def test_what_pip_says_becomes_a_sentence(text: str, part: str) -> None:
-    assert part in str(problem.from_pip_output(text, "torch", Path("there")))
+    assert part in str(problem.from_output(text, "torch", Path("there")))
 
 
 def test_only_errors_of_the_machine_become_sentences() -> None:

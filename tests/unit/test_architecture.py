@@ -69,6 +69,33 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
     assert {rule for rule, _, _ in BROKEN} == set(rules.RULES)
 
 
+def test_devtools_do_without_tests() -> None:
+    rule = rules.devtools_do_without_tests
+    assert [f"{path}: {problem}" for path, tree in rules.devtools_files().items() for problem in rule(path, tree)] == []
+
+
+TESTS_NEEDED = [
+    ("devtools/x.py", "from tests.host import driver"),
+    ("devtools/x.py", "def f():\n    import tests.sim.simdev as simdev"),
+    ("devtools/x.py", "from ..tests import machines"),
+    ("dev.py", "from tests import machines"),
+    ("devtools/x.py", "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'tests.host.soak'])"),
+    ("devtools/x.py", "import importlib\nimportlib.import_module('tests.machines')"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), TESTS_NEEDED)
+def test_devtools_that_need_tests_are_noticed(path: str, source: str) -> None:
+    assert list(rules.devtools_do_without_tests(path, ast.parse(source)))
+
+
+def test_devtools_may_start_files_of_tests() -> None:
+    source = (
+        "from . import tests_of_mine\nCOMMAND = ('pytest', 'tests/unit')\nFILE = ROOT / 'tests' / 'sim' / 'serve.py'"
+    )
+    assert list(rules.devtools_do_without_tests("devtools/x.py", ast.parse(source))) == []
+
+
 def test_host_symbols_are_found_in_every_way_to_write_them() -> None:
     source = """
 from comfy import model_management as mm
