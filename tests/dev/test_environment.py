@@ -54,18 +54,12 @@ def _remove_settings(venv: Path) -> None:
     (venv / "pyvenv.cfg").unlink()
 
 
-def _replace_by_file(venv: Path) -> None:
-    venv.rename(venv.with_name("moved"))
-    venv.write_text("no folder")
-
-
 DAMAGE = [
     (_break_interpreter, "bin/python: No such file or directory"),
     (_remove_package, "aiohttp/"),
     (_remove_file, "torch/version.py"),
     (_remove_list, "pytest-9.2.0.dist-info/RECORD"),
     (_remove_settings, "pyvenv.cfg"),
-    (_replace_by_file, "bin/python: Not a directory"),
 ]
 
 
@@ -95,6 +89,16 @@ def test_a_damaged_environment_is_made_anew(tmp_path: Path, harm: Callable[[Path
     assert "damaged, so it is made anew (" in output and found in output, output
     assert_one_sentence(code, output, "check the network")
     assert not (_site_packages(venv) / "torch").exists(), "it was not made anew"
+
+
+def test_a_file_in_place_of_the_environment_is_replaced(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, ready_environment=False)
+    sandbox.go_offline()
+    (sandbox.root / ".venv").write_text("no folder")
+    code, output = sandbox.run("test", "--only", "lint")
+    assert "Making .venv" in output
+    assert_one_sentence(code, output, "check the network")
+    assert (sandbox.root / ".venv").is_dir()
 
 
 def test_what_is_announced_is_what_this_environment_has() -> None:
