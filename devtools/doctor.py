@@ -14,7 +14,6 @@ from .places import Places
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-INDEX_TIMEOUT = 30.0
 
 
 def run(places: Places) -> int:
@@ -71,6 +70,6 @@ def _reaches_index(places: Places) -> bool:
     limits = ["--disable-pip-version-check", "--retries", "1", "--timeout", "10", "-r", pins]
     with Guarded([*command, *limits], env={"PIP_ROOT_USER_ACTION": "ignore"}) as child:
         try:
-            return child.wait(INDEX_TIMEOUT) == 0
+            return child.wait(timeout=30) == 0
         except subprocess.TimeoutExpired:
             return False

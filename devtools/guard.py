@@ -62,7 +62,9 @@ class Guarded(subprocess.Popen[bytes]):
         self.stop()
 
 
-def run(command: Sequence[str | Path], on_line: Callable[[str], object] = str, **options: Any) -> tuple[int, str]:
+def run(
+    command: Sequence[str | Path], on_line: Callable[[str], object] = lambda line: None, **options: Any
+) -> tuple[int, str]:
     """Run a command to its end. Returns its exit code and output; `on_line` gets every line as it comes."""
     lines = []
     with Guarded(command, **options) as child:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devtools import problem
+from devtools.guard import BASE_PYTHON
 from devtools.places import Places
 from tests.dev.sandbox import Sandbox, assert_one_sentence, needs_mount
 
@@ -30,6 +31,12 @@ def test_the_wrong_python(version: tuple[int, int]) -> None:
 
 def test_an_old_python_can_read_the_file_that_tells_it_so() -> None:
     ast.parse(DEV.read_text(encoding="utf-8"), feature_version=(3, 4))
+
+
+def test_what_runs_without_an_environment_needs_the_standard_library_only() -> None:
+    program = f"import sys; sys.path.insert(0, {str(DEV.parent)!r}); import devtools.cli"
+    result = subprocess.run([BASE_PYTHON, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_busy_port(tmp_path: Path) -> None:
