@@ -125,7 +125,8 @@ def outcome(task: Task, code: int, text: str) -> tuple[Counter[str], list[str]]:
     if task.command[0] != "pytest":
         counts, notes = Counter(passed=int(code == 0)), []
     else:
-        found = re.findall(r"(\d+) (passed|failed|skipped|error)", text.rpartition("\n")[2])
+        summary = re.findall(r"^.*\d+ \w+ in [\d.]+s.*$", text, re.MULTILINE)[-1:]
+        found = re.findall(r"(\d+) (passed|failed|skipped|error)", "".join(summary))
         counts = Counter({kind: int(number) for number, kind in found})
         counts["failed"] += counts.pop("error", 0)
         notes = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ", "SKIPPED "))]

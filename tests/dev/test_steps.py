@@ -158,7 +158,8 @@ PYTEST = """..F
 SKIPPED [2] tests/test_a.py:3: no GPU
 FAILED tests/test_a.py::two - assert False
 ERROR tests/test_a.py::four - no fixture
-1 failed, 3 passed, 2 skipped, 1 error in 0.12s"""
+1 failed, 3 passed, 2 skipped, 1 error in 0.12s
+a library says something when the process ends"""
 
 
 def test_counts_come_from_what_pytest_says() -> None:
