@@ -1,69 +1,63 @@
-"""The commands of `dev.py`. A `Problem` ends any of them with one sentence and exit code 2."""
+"""The commands of `dev.py`. A `Problem` ends any of them with one sentence and exit code 2.
 
-from __future__ import annotations
+`dev.py` needs nothing but Python: it makes `.venv` and then starts this file inside it, with the same arguments. What
+is imported here at the top runs without `.venv` and uses the standard library only.
+"""
 
 import argparse
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from . import demonstration, doctor, hosts, suite
-from .console import Console
+from . import console, doctor, environment, hosts
+from .guard import Guarded
 from .places import Places
 from .problem import Problem, from_os_error
+from .suite import PARTS
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # so that what was started is stopped
+def main(arguments: Sequence[str], *, inside: bool = False) -> int:
+    """Run a command; `inside` says that this is the Python of `.venv`."""
+    sys.stdout.reconfigure(errors="replace")  # not every terminal can show what a program prints
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is stopped
     try:
-        return int(options.command(options))
+        options = _parser().parse_args(arguments)
+        if options.command == "doctor":
+            return doctor.run(Places.here())
+        return _run(**vars(options)) if inside else _set_up(arguments)
     except Problem as problem:
-        return _say(problem)
+        found: Problem | None = problem
     except OSError as error:
-        known = from_os_error(error)
-        if known is None:
+        found = from_os_error(error)
+        if found is None:
             raise
-        return _say(known)
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped.\n")
         return 130
-
-
-def _say(problem: Problem) -> int:
-    sys.stdout.flush()
-    sys.stderr.write(f"\n{problem}\n")
+    sys.stderr.write(f"\n{found}\n")
     return 2
-
-
-def _leave(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="dev.py", description="Set up, run and test MultiGPU for ComfyUI.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     run = commands.add_parser("run", help="start a real ComfyUI with this pack and show what it does")
-    run.add_argument(
-        "--host", default=hosts.NEWEST.version, metavar="VERSION", help="ComfyUI version (default: %(default)s)"
-    )
+    newest = hosts.NEWEST
+    run.add_argument("--host", type=hosts.find, default=newest, help=f"ComfyUI version (default: {newest.version})")
     run.add_argument("--serve", action="store_true", help="keep ComfyUI running and print its address")
     run.add_argument("--port", type=int, help="port on this machine (default: a free one)")
     run.add_argument(
         "--simulate", type=_some_devices, default=0, metavar="N", help="run on N simulated GPUs (needs a C++ compiler)"
     )
-    run.set_defaults(command=_run)
 
     test = commands.add_parser("test", help="run the whole test suite")
-    test.add_argument(
-        "--only", nargs="+", choices=suite.PARTS, metavar="PART", help=f"only these: {', '.join(suite.PARTS)}"
-    )
+    test.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"only these: {', '.join(PARTS)}")
     test.add_argument("-k", dest="expression", metavar="EXPRESSION", help="only tests whose names match, as in pytest")
-    test.set_defaults(command=_test)
 
-    check = commands.add_parser("doctor", help="say what is missing on this machine")
-    check.set_defaults(command=_doctor)
+    commands.add_parser("doctor", help="say what is missing on this machine")
     return parser
 
 
@@ -73,16 +67,18 @@ def _some_devices(text: str) -> int:
     return int(text)
 
 
-def _run(options: argparse.Namespace) -> int:
-    host = hosts.find(options.host)
-    return demonstration.run(
-        host, Places.here(), Console(), serve=options.serve, port=options.port, simulate=options.simulate
-    )
+def _set_up(arguments: Sequence[str]) -> int:
+    places = Places.here()
+    console.line("MultiGPU for ComfyUI: development set-up")
+    environment.ensure(places)
+    with Guarded([places.python, "-m", "devtools.cli", *arguments], cwd=places.root, show=True) as child:
+        return child.wait()
 
 
-def _test(options: argparse.Namespace) -> int:
-    return suite.run(Places.here(), Console(), only=options.only, expression=options.expression)
+def _run(command: str, **options: Any) -> int:
+    module = importlib.import_module(".demonstration" if command == "run" else ".suite", __package__)
+    return int(module.run(places=Places.here(), **options))
 
 
-def _doctor(_: argparse.Namespace) -> int:
-    return doctor.run(Places.here(), Console())
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], inside=True))

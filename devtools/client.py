@@ -1,14 +1,11 @@
 """Talking to a running ComfyUI over HTTP: prompts, history, images, memory."""
 
-from __future__ import annotations
-
 import json
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
+
+import requests
 
 Workflow = dict[str, dict[str, Any]]
 """A workflow in ComfyUI's API form: node id -> class_type and inputs."""
@@ -20,7 +17,6 @@ class RequestFailed(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text}")
         self.status = status
-        self.text = text
 
 
 class PromptFailed(Exception):
@@ -36,7 +32,6 @@ class PromptFailed(Exception):
 class Finished:
     """A prompt that succeeded."""
 
-    prompt_id: str
     history: dict[str, Any]
     images: tuple[bytes, ...]
     seconds: float
@@ -44,10 +39,7 @@ class Finished:
     @property
     def cached_nodes(self) -> frozenset[str]:
         """Ids of the nodes whose outputs came from the executor's cache."""
-        for kind, data in self.history["status"]["messages"]:
-            if kind == "execution_cached":
-                return frozenset(data["nodes"])
-        return frozenset()
+        return frozenset(dict(self.history["status"]["messages"]).get("execution_cached", {}).get("nodes", ()))
 
 
 class Client:
@@ -56,21 +48,19 @@ class Client:
     def __init__(self, address: str, timeout: float = 60.0) -> None:
         self.address = address
         self._timeout = timeout
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
 
-    def raw(self, path: str, body: Any = None, method: str | None = None) -> bytes:
+    def raw(self, path: str, body: Any = None, **query: str | int) -> bytes:
         """GET, or POST `body` as JSON. Raises RequestFailed on an error status, OSError when there is no answer."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.address + path, data=data, headers=headers, method=method)
-        try:
-            with self._opener.open(request, timeout=self._timeout) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            raise RequestFailed(error.code, error.read().decode(errors="replace")) from None
+        with requests.Session() as session:
+            session.trust_env = False  # no proxy on the way to this machine
+            method, address = "GET" if body is None else "POST", self.address + path
+            answer = session.request(method, address, json=body, params=query, timeout=self._timeout)
+        if not answer.ok:
+            raise RequestFailed(answer.status_code, answer.content.decode(errors="replace"))
+        return answer.content
 
     def get(self, path: str, **query: str | int) -> Any:
-        return json.loads(self.raw(path + ("?" + urllib.parse.urlencode(query) if query else "")))
+        return json.loads(self.raw(path, **query))
 
     def post(self, path: str, body: Any) -> Any:
         """POST JSON; the answer's JSON, or None when it has no body."""
@@ -95,7 +85,7 @@ class Client:
             for kind, data in history["status"]["messages"]:
                 if kind == "execution_error":
                     raise PromptFailed(data)
-            return Finished(prompt_id, history, self._images(history), time.monotonic() - started)
+            return Finished(history, self._images(history), time.monotonic() - started)
         raise TimeoutError(f"prompt {prompt_id} did not end within {timeout:.0f} s")
 
     def run(self, workflow: Workflow, timeout: float = 300.0, **more: Any) -> Finished:
@@ -107,9 +97,6 @@ class Client:
 
     def _images(self, history: dict[str, Any]) -> tuple[bytes, ...]:
         """Node by node in the order of their ids, as files."""
-        files = []
-        for _, output in sorted(history["outputs"].items()):
-            for image in output.get("images", ()):
-                query = {key: image[key] for key in ("filename", "subfolder", "type")}
-                files.append(self.raw("/view?" + urllib.parse.urlencode(query)))
-        return tuple(files)
+        images = [image for _, output in sorted(history["outputs"].items()) for image in output.get("images", ())]
+        wanted = ("filename", "subfolder", "type")
+        return tuple(self.raw("/view", **{key: image[key] for key in wanted}) for image in images)

@@ -1,7 +1,5 @@
 """`dev.py doctor`: what is there on this machine, what is missing, and what to do about it. Changes nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
@@ -9,122 +7,69 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from multigpu.units import format_bytes
-
-from . import environment, models, space
-from .console import Console
+from . import console, environment
 from .guard import Guarded
-from .hosts import HOSTS
 from .places import Places
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-INDEX_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`state` is ok, later (dev.py will do it), optional (something cannot run without it) or missing (nothing can)."""
-
-    name: str
-    state: str
-    text: str
-
-
-def run(places: Places, console: Console) -> int:
+def run(places: Places) -> int:
     """Print the findings. Returns 2 when something is missing without which nothing runs."""
-    console.line("MultiGPU for ComfyUI: this machine")
-    console.line()
+    console.line("MultiGPU for ComfyUI: this machine\n")
     missing = 0
-    for finding in findings(places):
-        console.table([(finding.name.ljust(12), finding.state.ljust(8), finding.text)])
-        missing += finding.state == "missing"
-    console.line()
-    console.line("Ready: python dev.py run" if not missing else f"{missing} missing; see above what to do.")
+    for name, found, otherwise, fix in _findings(places):
+        console.line(f"  {name:12}  {'ok' if found else otherwise:8}  {found or fix}")
+        missing += otherwise == "missing" and not found
+    console.line(f"\n{missing} missing; see above what to do." if missing else "\nReady: python dev.py run")
     return 2 if missing else 0
 
 
-def findings(places: Places) -> Iterator[Finding]:
-    yield Finding("Python", "ok", f"{platform.python_version()} at {sys.executable}")
-    yield from _venv_module()
-    yield _tool("git", ("git",), "missing", "install git: it is how this project is cloned and tested")
-    yield _tool("compiler", COMPILERS, "optional", "install a C++ compiler (Debian: g++); simulator tests are skipped")
-    if (places.root / "tests" / "browser").is_dir():
-        yield _tool("browser", BROWSERS, "optional", "install chromium for the browser tests; they are skipped")
-    yield _clone(places)
-    ready = environment.ready(places)
-    yield _space(places, ready)
-    yield Finding("environment", "ok" if ready else "later", ".venv" if ready else "dev.py makes .venv")
-    yield from _hosts(places)
-    made = models.folder(places).is_dir()
-    yield Finding("tiny models", "ok" if made else "later", str(models.folder(places)) if made else "dev.py makes them")
-    yield _cache(places)
-    yield _index(places)
-    yield _gpus()
+def _findings(places: Places) -> Iterator[tuple[str, str | None, str, str]]:
+    """Name, what was found, and if it was not: its state and what to do.
 
-
-def _venv_module() -> Iterator[Finding]:
-    have = importlib.util.find_spec("ensurepip") is not None
+    The states are later (dev.py will do it), optional (something cannot run without it) and missing (nothing can).
+    """
     package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
-    fix = f"install it (Debian and Ubuntu: apt install {package})"
-    yield Finding("venv", "ok" if have else "missing", "part of this Python" if have else fix)
+    venv = importlib.util.find_spec("ensurepip") and f"part of Python {platform.python_version()} at {sys.executable}"
+    yield "venv", venv, "missing", f"install it (Debian and Ubuntu: apt install {package})"
+    yield "git", _tool("git"), "missing", "install git: it is how this project is cloned and tested"
+    fix = "install a C++ compiler (Debian: g++); simulator tests are skipped"
+    yield "compiler", _tool(*COMPILERS), "optional", fix
+    yield "browser", _tool(*BROWSERS), "optional", "install chromium for the browser tests; they are skipped"
+    clone = str(places.root) if os.access(places.root, os.W_OK) else None
+    yield "clone", clone, "missing", f"{places.root} cannot be written: clone into a folder of your own"
+    ready = environment.is_ready(places)
+    yield "environment", ".venv" if ready else None, "later", "dev.py makes .venv"
+    # Which build of torch pip will install is not known yet: the larger one is not needed for sure.
+    for build, state in () if ready else ((environment.CPU, "missing"), (environment.CUDA, "optional")):
+        fix = environment.shortage(places, build) or ""
+        yield "disk", None if fix else f"enough for a {build.name} build of torch", state, fix
+    there = environment.existing(places.cache)
+    usable = there.is_dir() and os.access(there, os.W_OK)
+    cache = f"{places.cache} ({environment.held(places.cache):.1f} GB; it may be deleted at any time)"
+    fix = f"{there} cannot be written: set MULTIGPU_DEV_CACHE to a folder that you can write to"
+    yield "cache", cache if usable else None, "missing", fix
+    index = "pip reaches the package index" if _reaches_index(places) else None
+    yield "index", index, "missing", "pip does not reach the package index: check the network or pip's settings"
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True) if environment.has_nvidia() else None
+    fix = "nvidia-smi finds none: everything runs on the CPU and on simulated accelerators"
+    yield "GPU", "; ".join(gpus.stdout.splitlines()) if gpus else None, "optional", fix
 
 
-def _tool(name: str, candidates: tuple[str, ...], otherwise: str, fix: str) -> Finding:
-    found = next((path for candidate in candidates if (path := shutil.which(candidate))), None)
-    return Finding(name, "ok" if found else otherwise, found or fix)
+def _tool(*names: str) -> str | None:
+    return next(filter(None, map(shutil.which, names)), None)
 
 
-def _clone(places: Places) -> Finding:
-    if os.access(places.root, os.W_OK):
-        return Finding("clone", "ok", str(places.root))
-    return Finding("clone", "missing", f"{places.root} cannot be written: clone into a folder of your own")
-
-
-def _space(places: Places, ready: bool) -> Finding:
-    """Warns if there is too little room for the larger build of torch: which one pip will install is not known yet."""
-    for build, state in () if ready else ((space.CPU, "missing"), (space.CUDA, "optional")):
-        if text := space.shortage(places, build):
-            return Finding("disk", state, text)
-    return Finding("disk", "ok", f"{shutil.disk_usage(places.root).free / space.GB:.0f} GB free")
-
-
-def _hosts(places: Places) -> Iterator[Finding]:
-    for host in HOSTS:
-        here = places.host_tree(host.version).is_dir()
-        text = f"ComfyUI {host.version}" + ("" if here else ": dev.py fetches it")
-        yield Finding("host", "ok" if here else "later", text)
-
-
-def _cache(places: Places) -> Finding:
-    there = space.existing(places.cache)
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        fix = f"{there} cannot be written: set MULTIGPU_DEV_CACHE to a folder that you can write to"
-        return Finding("cache", "missing", fix)
-    held = format_bytes(space.held(places.cache))
-    return Finding("cache", "ok", f"{places.cache} ({held}; it may be deleted at any time)")
-
-
-def _index(places: Places) -> Finding:
-    """Ask pip for a small package that is pinned anyway; nothing is installed."""
-    pin = next(line for line in (places.requirements / "pip.txt").read_text().splitlines() if "==" in line)
+def _reaches_index(places: Places) -> bool:
+    """Asks pip for a small package that is pinned anyway; nothing is installed."""
+    pins = places.requirements / "kernels-pure.txt"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
-    limits = ["--disable-pip-version-check", "--retries", "1", "--timeout", "10", pin]
-    with Guarded([*command, *limits], env={**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}) as child:
+    limits = ["--disable-pip-version-check", "--retries", "1", "--timeout", "10", "-r", pins]
+    with Guarded([*command, *limits], env={"PIP_ROOT_USER_ACTION": "ignore"}) as child:
         try:
-            works = child.wait(INDEX_TIMEOUT) == 0
+            return child.wait(timeout=30) == 0
         except subprocess.TimeoutExpired:
-            works = False
-    if works:
-        return Finding("index", "ok", "pip reaches the package index")
-    return Finding("index", "missing", "pip does not reach the package index: check the network or pip's settings")
-
-
-def _gpus() -> Finding:
-    if not environment.has_nvidia():
-        return Finding("GPU", "optional", "no nvidia-smi: everything runs on the CPU and on simulated accelerators")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    lines = listed.stdout.splitlines()
-    return Finding("GPU", "ok" if lines else "optional", "; ".join(lines) or "nvidia-smi lists no GPU")
+            return False

@@ -5,17 +5,15 @@ end only the parent holds. When the parent lets go of it, by `stop()` or by dyin
 command and all of its process group. Guards nest: a guarded test run that started a guarded server leaves neither.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 BASE_PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 """The interpreter behind a virtual environment: still there when the environment itself is made anew."""
@@ -23,9 +21,18 @@ BASE_PYTHON = getattr(sys, "_base_executable", None) or sys.executable
 GRACE_SECONDS = 5.0
 """How long a command may take to leave after it was asked to, before it is killed."""
 
+NEW_GROUP = 0x200  # what Windows calls CREATE_NEW_PROCESS_GROUP
+OWN_GROUP: dict[str, Any] = {"creationflags": NEW_GROUP} if sys.platform == "win32" else {"start_new_session": True}
+"""Out of reach of the terminal's Ctrl-C, which the parent handles, and able to be ended as a group."""
 
-class Guarded:
-    """A running command. Output goes to `log` (a file that is appended to) or can be read from `output`."""
+DROPPED = {
+    "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER", "PYTEST_ADDOPTS", "PYTHONHOME", "PYTHONPATH",
+}  # fmt: skip
+"""Variables that no command gets: they would have it use other packages, or install them elsewhere."""
+
+
+class Guarded(subprocess.Popen[bytes]):
+    """A running command. `with Guarded(...)` ends it when the block ends."""
 
     def __init__(
         self,
@@ -36,51 +43,35 @@ class Guarded:
         log: Path | None = None,
         show: bool = False,
     ) -> None:
-        """With `show`, the command writes to this process's own output; without `show` and `log`, to `output`."""
-        with contextlib.ExitStack() as files:
-            sink: int | IO[bytes] | None = subprocess.PIPE
-            if log is not None:
-                sink = files.enter_context(log.open("ab"))
-            elif show:
-                sink = None
-            self._process = subprocess.Popen(
+        """`env` is added to the environment. Output is appended to `log`, or shown, or else comes from `stdout`."""
+        kept = {name: value for name, value in os.environ.items() if name not in DROPPED}
+        with log.open("ab") if log else contextlib.nullcontext(None if show else subprocess.PIPE) as sink:
+            super().__init__(
                 [BASE_PYTHON, "-I", "-S", __file__, *map(str, command)],
-                cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=sink, stderr=subprocess.STDOUT if sink else None,
-                **_own_group(),
+                cwd=cwd, env={**kept, **(env or {})}, stdin=subprocess.PIPE, stdout=sink,
+                stderr=None if show else subprocess.STDOUT, **OWN_GROUP,
             )  # fmt: skip
-
-    @property
-    def output(self) -> IO[bytes]:
-        assert self._process.stdout is not None, "started with log or show"
-        return self._process.stdout
-
-    def poll(self) -> int | None:
-        """The exit code, or None while the command runs."""
-        return self._process.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
 
     def stop(self) -> int:
         """End the command and all it started; returns when they are gone."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        return self._process.wait(GRACE_SECONDS * 3)
-
-    def __enter__(self) -> Guarded:
-        return self
+        for pipe in filter(None, (self.stdin, self.stdout)):
+            pipe.close()
+        return self.wait(GRACE_SECONDS * 3)
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
 
-def _own_group() -> dict[str, Any]:
-    """Out of reach of the terminal's Ctrl-C, which the parent handles, and able to be ended as a group."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
+def run(
+    command: Sequence[str | Path], on_line: Callable[[str], object] = lambda line: None, **options: Any
+) -> tuple[int, str]:
+    """Run a command to its end. Returns its exit code and output; `on_line` gets every line as it comes."""
+    lines = []
+    with Guarded(command, **options) as child:
+        for raw in child.stdout or ():
+            lines.append(raw.decode(errors="replace").rstrip())
+            on_line(lines[-1])
+        return child.wait(), "\n".join(lines)
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
@@ -96,7 +87,7 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
 
 def _guard(command: list[str]) -> int:
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **_own_group())
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **OWN_GROUP)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         return 127

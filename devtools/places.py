@@ -1,25 +1,15 @@
 """Where things are: `dev.py` writes to `.venv/` and `.dev/` of the clone and to one cache folder of the user."""
 
-from __future__ import annotations
-
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 
 def user_cache() -> Path:
     """Shared by all clones of one user. `MULTIGPU_DEV_CACHE` moves it."""
-    named = os.environ.get("MULTIGPU_DEV_CACHE")
-    if named:
-        return Path(named).absolute()
-    if os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "multigpu-dev"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MULTIGPU_DEV_CACHE") or Path(base, "multigpu-dev")).absolute()
 
 
 @dataclass(frozen=True)
@@ -30,7 +20,7 @@ class Places:
     cache: Path
 
     @classmethod
-    def here(cls) -> Places:
+    def here(cls) -> Self:
         return cls(root=Path(__file__).resolve().parent.parent, cache=user_cache())
 
     @property
@@ -47,15 +37,8 @@ class Places:
         return self.root / ".dev"
 
     @property
-    def stamps(self) -> Path:
-        return self.dev / "stamps"
-
-    @property
     def requirements(self) -> Path:
         return self.root / "requirements"
 
     def host_tree(self, version: str) -> Path:
         return self.dev / "hosts" / version
-
-    def frontend(self, version: str) -> Path:
-        return self.dev / "frontends" / version

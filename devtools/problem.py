@@ -1,13 +1,17 @@
 """The error for problems of the user's machine: one sentence that says what to do, and exit code 2."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 
 from .places import user_cache
 
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+FULL = ("No space left on device", "Errno 28", "os error 28")
+UNREACHABLE = (
+    "Failed to establish a new connection", "name resolution", "ConnectTimeout", "NewConnectionError",
+    "Max retries exceeded", "Connection refused", "Network is unreachable", "Read timed out",
+    "No matching distribution found", "Could not find a version",
+)  # fmt: skip
 
 
 class Problem(Exception):
@@ -19,17 +23,6 @@ def full_disk(where: Path) -> Problem:
         f"The disk that holds {where} is full; free some space there (python dev.py doctor says how much is needed) "
         "and run the same command again."
     )
-
-
-def no_network(what: str) -> Problem:
-    return Problem(
-        f"The package index could not be reached to download {what}; "
-        "check the network (or pip's index settings) and run the same command again."
-    )
-
-
-def wrong_hash(what: str) -> Problem:
-    return Problem(f"The download of {what} does not have the hash that is expected; do not use it, and report it.")
 
 
 def from_os_error(error: OSError) -> Problem | None:
@@ -50,16 +43,16 @@ def from_os_error(error: OSError) -> Problem | None:
     )
 
 
-def from_pip_output(text: str, what: str, where: Path) -> Problem:
-    """What went wrong in pip, from what it printed."""
-    if "No space left on device" in text or "Errno 28" in text:
+def from_output(text: str, what: str, where: Path) -> Problem:
+    """Why `what` could not be installed or made in `where`, from what pip or another program printed."""
+    if any(sign in text for sign in FULL):
         return full_disk(where)
     if "DO NOT MATCH THE HASHES" in text:
-        return wrong_hash(what)
-    unreachable = ("Failed to establish a new connection", "name resolution", "ConnectTimeout", "NewConnectionError",
-                   "Max retries exceeded", "Connection refused", "Network is unreachable", "Read timed out",
-                   "No matching distribution found", "Could not find a version")  # fmt: skip
-    if any(sign in text for sign in unreachable):
-        return no_network(what)
-    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
-    return Problem(f"pip could not install {what}: {last}; fix that and run the same command again.")
+        return Problem(f"The download of {what} does not have the hash that is expected; do not use it, and report it.")
+    if any(sign in text for sign in UNREACHABLE):
+        return Problem(
+            f"The package index could not be reached to download {what}; "
+            "check the network (or pip's index settings) and run the same command again."
+        )
+    last = (text.strip() or "no output").splitlines()[-1].strip()
+    return Problem(f"Getting {what} failed: {last}; fix that and run the same command again.")

@@ -1,16 +1,18 @@
-"""Steps that may be killed at any point: results are complete or absent, and stamped with a hash of their inputs."""
-
-from __future__ import annotations
+"""Steps that may be killed at any point: a result is whole or absent, and knows what it was made from."""
 
 import contextlib
 import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from . import console
+
+STAMP = "made-from"
+"""The file in a finished folder that holds the fingerprint of what the folder was made from."""
 
 
 def fingerprint(*parts: str | Path) -> str:
@@ -22,71 +24,49 @@ def fingerprint(*parts: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.part-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(part, path)
+def is_made(folder: Path, inputs: str) -> bool:
+    """Whether a folder is finished and was made from the same inputs."""
+    return (folder / STAMP).is_file() and (folder / STAMP).read_text(encoding="utf-8") == inputs
 
 
 def remove(path: Path) -> None:
     """Delete a file, a folder with all that is in it, or a link but not what it leads to. Nothing there is fine too."""
-    real = os.path.join(os.path.realpath(path.parent), path.name)
-    if os.name == "nt" and path.is_dir() and os.path.realpath(path) != real:
-        path.rmdir()  # a junction: only the link goes
-    elif path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-class Stamp:
-    """Says whether a step was finished with the same inputs."""
-
-    def __init__(self, folder: Path, name: str, inputs: str) -> None:
-        self._path = folder / name
-        self._inputs = inputs
-
-    def holds(self) -> bool:
-        return self._path.is_file() and self._path.read_bytes() == self._inputs.encode()
-
-    def write(self) -> None:
-        write_text(self._path, self._inputs)
-
-    def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """Yields an empty folder that becomes `target` when the block ends without an error.
-
-    Whatever lay at `target` is replaced. What a killed run left beside it is removed first; hold a lock when several
-    processes may make the same folder.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(f".{target.name}.part-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.part-"))
     try:
-        part.chmod(0o755)
-        yield part
-        if target.exists():
-            shutil.rmtree(target)
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # which of them, depends on the system
+        shutil.rmtree(path)
+
+
+def make_once(target: Path, inputs: str, make: Callable[[Path], None], lock: Path, name: str, title: str) -> None:
+    """Have the folder `target`, made from `inputs`; if it is there already, only say that `name` is ready.
+
+    `make` fills an empty folder beside `target` that takes its place when it is whole. Of several processes one makes
+    it, and the others wait.
+    """
+    part = target.with_name(f".{target.name}.part")
+    with only_one(lock):
+        if is_made(target, inputs):
+            console.line(f"  {name}: ready")
+            return
+        with console.step(title):
+            remove(part)  # of a run that was killed
+            part.mkdir(parents=True)
+            try:
+                make(part)
+                (part / STAMP).write_text(inputs, encoding="utf-8")
+                remove(target)
+                part.rename(target)
+            finally:
+                remove(part)
 
 
 @contextlib.contextmanager
-def only_one(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def only_one(lock: Path) -> Iterator[None]:
     """Let one process at a time into the block. The operating system lets go of the lock when its holder dies."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+b") as file:
         if not _try_lock(file.fileno()):
-            on_wait()
+            console.line("  Waiting for another dev.py to finish its set-up")
             while not _try_lock(file.fileno()):
                 time.sleep(0.2)
         yield

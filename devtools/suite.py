@@ -1,18 +1,19 @@
-"""`dev.py test`: every part of the suite that the repository has, and one summary."""
+"""`dev.py test`: every part of the suite, several tools at once, and one summary."""
 
-from __future__ import annotations
-
+import contextlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from .console import Console
-from .hosts import HOSTS, NEWEST
+from . import console, models
+from .guard import Guarded
+from .hosts import HOSTS
 from .places import Places
-from .prepare import prepare, prepare_environment
 from .problem import Problem
-from .reports import Report, counts
-from .tasks import Task, TaskRunner
 
 AT_ONCE = min(4, 1 + (os.cpu_count() or 1))
 """How many tasks run at the same time. Each keeps one core busy for most of its time."""
@@ -22,79 +23,118 @@ COVERED = ("--cov=multigpu/plan", "--cov-branch", "--cov-report=term-missing:ski
 
 
 @dataclass(frozen=True)
-class Part:
-    """`folder` must exist for the part to be listed; `hosts` says whether it needs ComfyUI and the tiny models."""
+class Task:
+    """A tool, run as `python -m COMMAND` in the repository. pytest's tests are counted; another tool counts as one."""
 
-    folder: str
-    tasks: tuple[Task, ...]
-    hosts: bool = False
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+
+def _tests(part: str, *environments: dict[str, str], options: tuple[str, ...] = ()) -> tuple[Task, ...]:
+    """The folder of a part, tested once in each environment. Its values are in the task's name."""
+    command = ("pytest", f"tests/{part}", "-q", "-ra", "--color=no", "-o", "tmp_path_retention_policy=failed", *options)
+    return tuple(Task(" ".join([part, *filter(None, each.values())]), command, each) for each in environments or ({},))
+
+
+KINDS = ({"SIMDEV": ""}, {"SIMDEV": "cuda"}, {"SIMDEV": "npu"})
+VERSIONS = [{"MULTIGPU_HOST": host.version} for host in HOSTS]
 
 # The quick ones first, then the longest, so that all cores have work until the end.
-_PARTS = {
-    "lint": Part(".", (
+PARTS = {
+    "lint": (
         Task("lint", ("ruff", "check", "--output-format", "concise", ".")),
         Task("format", ("ruff", "format", "--check", ".")),
-    )),
-    "types": Part("multigpu", (Task("types", ("mypy",)),)),
-    "unit": Part("tests/unit", (Task("unit", ("pytest", "tests/unit", *COVERED)),)),
-    "host": Part("tests/host", tuple(
-        Task(f"host {host.version}", ("pytest", "tests/host"), {"MULTIGPU_HOST": host.version}) for host in HOSTS
-    ), hosts=True),
-    "sim": Part("tests/sim", tuple(
-        Task(f"sim {kind}", ("pytest", "tests/sim"), {"SIMDEV": kind}) for kind in ("cuda", "npu")
-    ), hosts=True),
-    "engine": Part("tests/engine", tuple(
-        Task(f"engine {host.version} {kind or 'cpu'}", ("pytest", "tests/engine"),
-             {"MULTIGPU_HOST": host.version, "SIMDEV": kind})
-        for host in HOSTS for kind in (("", "cuda", "npu") if host is NEWEST else ("", "cuda"))
-    ), hosts=True),
-    "devices": Part("tests/devices", tuple(
-        Task(f"devices {kind}", ("pytest", "tests/devices"), {"SIMDEV": kind}) for kind in ("cuda", "npu")
-    ), hosts=True),
-    "browser": Part("tests/browser", (Task("browser", ("pytest", "tests/browser")),), hosts=True),
-    "dev": Part("tests/dev", (Task("dev", ("pytest", "tests/dev")),), hosts=True),
-}  # fmt: skip
-
-PARTS = tuple(_PARTS)
+    ),
+    "types": (Task("types", ("mypy",)),),
+    "unit": _tests("unit", options=COVERED),
+    "host": _tests("host", *VERSIONS),
+    "sim": _tests("sim", *KINDS[1:]),
+    "engine": _tests(
+        "engine", *(version | kind for version in VERSIONS for kind in KINDS[:2]), VERSIONS[-1] | KINDS[2]
+    ),
+    "devices": _tests("devices", *KINDS[1:]),
+    "browser": _tests("browser"),
+    "dev": _tests("dev"),
+}
+WITHOUT_HOSTS = {"lint", "types", "unit"}
+"""The parts that need neither ComfyUI nor the tiny models."""
 
 
-def run(places: Places, console: Console, *, only: Sequence[str] | None, expression: str | None) -> int:
+def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -> int:
     """Run the parts; the last line printed is `N passed, N failed, N skipped`. Returns 1 if any failed.
 
     Raises Problem when `expression` matches no test at all.
     """
-    chosen = [name for name in PARTS if (not only or name in only) and (places.root / _PARTS[name].folder).is_dir()]
-    console.line("MultiGPU for ComfyUI: development set-up")
-    if any(_PARTS[name].hosts for name in chosen):
-        prepare(HOSTS, places, console)
-    else:
-        prepare_environment(places, console)
-    tasks = [task for name in chosen for task in _PARTS[name].tasks]
-    if expression:
-        tasks = [_selected(task) for task in tasks if task.command[0] == "pytest"]
-    reports = TaskRunner(places, console, expression).run(tasks, AT_ONCE)
-    _summarise(reports, console)
-    if expression and not any(report.passed or report.failures or report.skips for report in reports):
-        raise Problem(f"No test of {', '.join(chosen)} matches -k {expression!r}; give a part of a test's name.")
-    return int(any(report.failures for report in reports))
-
-
-def _selected(task: Task) -> Task:
-    """The task without its coverage limit, which a few selected tests cannot reach."""
-    return Task(task.name, tuple(word for word in task.command if word not in COVERED), task.environment)
-
-
-def _summarise(reports: Sequence[Report], console: Console) -> None:
+    chosen = [name for name in PARTS if not only or name in only]
+    if not set(chosen) <= WITHOUT_HOSTS:
+        models.prepare(HOSTS, places)
+    tasks = [task for name in chosen for task in PARTS[name]]
+    if expression:  # without the coverage limit, which a few selected tests cannot reach
+        tests = [task for task in tasks if task.command[0] == "pytest"]
+        tasks = [replace(task, command=(*task.command, "-k", expression, "--no-cov")) for task in tests]
+    rows, notes, total = [], [], Counter[str]()
+    for task, code, text, seconds in finished(tasks, places):
+        counts, lines = outcome(task, code, text)
+        console.heading(f"{task.name}: {counted(counts)} in {seconds:.0f} s")
+        console.line(text)
+        rows.append((task.name, counted(counts), f"{seconds:.0f} s"))
+        notes += [(task.name, line) for line in lines]
+        total += counts
     console.heading("Summary")
-    console.table([(report.name, report.counts, f"{report.seconds:.0f} s") for report in reports])
-    failures = [(report.name, title) for report in reports for title in report.failures]
-    skips = [(report.name, reason, count) for report in reports for reason, count in sorted(report.skips.items())]
-    if failures:
-        console.heading("Failed")
-        console.table(failures)
-    if skips:
-        console.heading("Skipped")
-        console.table([(name, f"{count} x {reason}") for name, reason, count in skips])
-    console.line()
-    console.line(counts(reports))
+    console.table(rows)
+    for title, starts in (("Failed", ("FAILED", "ERROR")), ("Skipped", ("SKIPPED",))):
+        if found := [note for note in notes if note[1].startswith(starts)]:
+            console.heading(title)
+            console.table(found)
+    console.line("\n" + counted(total))
+    if expression and not total:
+        raise Problem(f"No test of {', '.join(chosen)} matches -k {expression!r}; give a part of a test's name.")
+    return int(total["failed"] > 0)
+
+
+def finished(tasks: Sequence[Task], places: Places) -> Iterator[tuple[Task, int, str, float]]:
+    """Run tasks, several at once. Yields each with its exit code, output and seconds, the one that ends first first.
+
+    An interruption ends what is running.
+    """
+    folder = places.dev / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    added = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MULTIGPU_DEV_CACHE": str(places.cache)}
+    waiting, running = list(tasks), {}
+    with contextlib.ExitStack() as children:
+        while waiting or running:
+            if waiting and len(running) < AT_ONCE:
+                task = waiting.pop(0)
+                console.line(f"  started {task.name}")
+                log = folder / f"{task.name.replace(' ', '-')}.log"
+                log.unlink(missing_ok=True)
+                command = [sys.executable, "-m", *task.command]
+                child = Guarded(command, cwd=places.root, env={**added, **task.environment}, log=log)
+                running[task] = children.enter_context(child), log, time.monotonic()
+            for task, (child, log, started) in list(running.items()):
+                if (code := child.poll()) is not None:
+                    del running[task]
+                    text = log.read_text(encoding="utf-8", errors="replace").rstrip()
+                    yield task, code, text, time.monotonic() - started
+            time.sleep(0.05)
+
+
+def outcome(task: Task, code: int, text: str) -> tuple[Counter[str], list[str]]:
+    """How many tests passed, failed and were skipped, and pytest's lines about the last two, from a task's output."""
+    if task.command[0] != "pytest":
+        counts, notes = Counter(passed=int(code == 0)), []
+    else:
+        summary = re.findall(r"^.*\d+ \w+ in [\d.]+s.*$", text, re.MULTILINE)[-1:]
+        found = re.findall(r"(\d+) (passed|failed|skipped|error)", "".join(summary))
+        counts = Counter({kind: int(number) for number, kind in found})
+        counts["failed"] += counts.pop("error", 0)
+        notes = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ", "SKIPPED "))]
+    if code not in (0, 5) and not counts["failed"]:  # pytest ends with 5 when no test was selected
+        counts["failed"] = 1
+        notes.append(f"FAILED {task.command[0]} ended with exit code {code}")
+    return counts, notes
+
+
+def counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped"))

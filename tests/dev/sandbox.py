@@ -46,8 +46,6 @@ class Sandbox:
             shutil.copy2(here.root / name, root / name)
         if ready_environment:
             (root / ".venv").symlink_to(here.venv, target_is_directory=True)
-            (root / ".dev" / "stamps").mkdir(parents=True)
-            shutil.copy2(here.stamps / "environment", root / ".dev" / "stamps")
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, "MULTIGPU_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1"}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from devtools import environment, space
+from devtools import environment
+from devtools.hosts import HOSTS
 from devtools.places import Places
 from tests.dev.sandbox import MOUNT, Sandbox, assert_one_sentence, needs_mount
 
@@ -51,18 +54,12 @@ def _remove_settings(venv: Path) -> None:
     (venv / "pyvenv.cfg").unlink()
 
 
-def _replace_by_file(venv: Path) -> None:
-    venv.rename(venv.with_name("moved"))
-    venv.write_text("no folder")
-
-
 DAMAGE = [
     (_break_interpreter, "bin/python: No such file or directory"),
     (_remove_package, "aiohttp/"),
     (_remove_file, "torch/version.py"),
     (_remove_list, "pytest-9.2.0.dist-info/RECORD"),
     (_remove_settings, "pyvenv.cfg"),
-    (_replace_by_file, "bin/python: Not a directory"),
 ]
 
 
@@ -94,12 +91,22 @@ def test_a_damaged_environment_is_made_anew(tmp_path: Path, harm: Callable[[Path
     assert not (_site_packages(venv) / "torch").exists(), "it was not made anew"
 
 
+def test_a_file_in_place_of_the_environment_is_replaced(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, ready_environment=False)
+    sandbox.go_offline()
+    (sandbox.root / ".venv").write_text("no folder")
+    code, output = sandbox.run("test", "--only", "lint")
+    assert "Making .venv" in output
+    assert_one_sentence(code, output, "check the network")
+    assert (sandbox.root / ".venv").is_dir()
+
+
 def test_what_is_announced_is_what_this_environment_has() -> None:
     venv = Places.here().venv
     torch = runpy.run_path(str(_site_packages(venv) / "torch" / "version.py"))
-    build = environment._build_to_come(Places.here())
-    assert build is (space.CUDA if torch["cuda"] else space.CPU)
-    assert 0.9 * build.environment < space.held(venv) < 1.05 * build.environment
+    build = environment.build_to_come(Places.here())
+    assert build is (environment.CUDA if torch["cuda"] else environment.CPU)
+    assert 0.9 * build.environment < environment.held(venv) < 1.05 * build.environment
 
 
 def test_the_build_is_told_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +114,39 @@ def test_the_build_is_told_by_its_version(monkeypatch: pytest.MonkeyPatch) -> No
     builds = [environment.build_of(version).name for version in ("2.13.0+cpu", "2.13.0+cu130", "2.13.0")]
     assert builds == ["CPU", "CUDA", "CUDA"]
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert environment.build_of("2.13.0") is space.CPU
+    assert environment.build_of("2.13.0") is environment.CPU
+
+
+PIN = re.compile(r"^([a-z0-9-]+)==(\S+)(?: ;[^\\\n]*)?((?: \\\n    --hash=sha256:[0-9a-f]{64})*)$", re.MULTILINE)
+BUILT_FOR_DEVICES = ("nvidia-", "cuda-", "triton")
+"""What comes with a CUDA build of torch, which pins it."""
+
+
+def _pins(*files: str) -> dict[str, tuple[str, int]]:
+    """Version and number of hashes of each package that these files pin."""
+    texts = [(Places.here().requirements / file).read_text() for file in files]
+    return {name: (version, hashes.count("sha256:")) for text in texts for name, version, hashes in PIN.findall(text)}
+
+
+def test_every_package_of_the_environment_is_pinned() -> None:
+    hashed = _pins("packages.txt", "kernels-pure.txt", "kernels-cuda.txt")
+    assert len(hashed) > 80 and all(hashes for _, hashes in hashed.values())
+    unhashed = _pins("torch.txt")
+    assert unhashed.keys() == {"torch", "torchvision", "torchaudio"}
+    pinned = {name: version for name, (version, _) in (hashed | unhashed).items()}
+    installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in importlib.metadata.distributions()}
+    ours = {name: version for name, version in installed.items() if not name.startswith(BUILT_FOR_DEVICES)}
+    assert {name: version.partition("+")[0] for name, version in ours.items()}.items() <= pinned.items()
+
+
+def test_every_host_is_pinned_by_hash() -> None:
+    for host in HOSTS:
+        assert [hashes for _, hashes in _pins(f"hosts/{host.version}.txt").values()] == [1, 1]
+
+
+def test_no_pin_names_an_index() -> None:
+    for file in Places.here().requirements.rglob("*.*"):
+        assert "://" not in file.read_text() and "--index" not in file.read_text(), file
 
 
 @needs_mount
@@ -125,18 +164,18 @@ def test_a_disk_with_room_for_a_cpu_build_only(tmp_path: Path) -> None:
 
 @needs_mount
 def test_pip_needs_no_room_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
-    """20 MB are downloaded where that folder has 1 MB."""
+    """30 MB are downloaded where that folder has 1 MB."""
     (tmp_path / "small").mkdir()
     program = f"""
 from pathlib import Path
-from devtools import fetch, hosts
-from devtools.console import Console
+from devtools import hosts
+from devtools.hosts import HOSTS
 from devtools.places import Places
 
 class Elsewhere(Places):
-    python = Places.here().python
+    python, requirements = Places.here().python, Places.here().requirements
 
-fetch.ensure_frontend(hosts.NEWEST, Elsewhere(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})), Console())
+hosts.fetch(hosts.NEWEST, Elsewhere(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})))
 """
     (tmp_path / "program.py").write_text(program)
     mount = f"mount -t tmpfs -o size=1m none {tmp_path / 'small'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from devtools.guard import Guarded
+from devtools.guard import Guarded, run
 from devtools.places import Places
 from tests.dev.sandbox import needs_proc
 
@@ -55,9 +54,10 @@ def _pids(path: Path) -> list[int]:
 
 
 def test_output_and_exit_code_come_through() -> None:
-    with Guarded([sys.executable, "-c", "print('hello'); raise SystemExit(7)"]) as child:
-        assert child.output.read().strip() == b"hello"
-        assert child.wait(20) == 7
+    command = [sys.executable, "-c", "print('hello'); print('again'); raise SystemExit(7)"]
+    lines: list[str] = []
+    assert run(command, lines.append) == (7, "hello\nagain")
+    assert lines == ["hello", "again"]
 
 
 def test_a_command_killed_by_a_signal_fails() -> None:
@@ -66,9 +66,8 @@ def test_a_command_killed_by_a_signal_fails() -> None:
 
 
 def test_a_command_that_is_not_there_says_so() -> None:
-    with Guarded(["/no/such/command"]) as child:
-        assert b"/no/such/command" in child.output.read()
-        assert child.wait(20) == 127
+    code, text = run(["/no/such/command"])
+    assert code == 127 and "/no/such/command" in text
 
 
 def test_output_goes_to_a_log(tmp_path: Path) -> None:
@@ -105,9 +104,8 @@ def test_nothing_survives_a_killed_parent(tmp_path: Path, nested: bool) -> None:
     script = FAMILY.replace("PATH", repr(str(said)))
     if nested:
         script = PARENT.replace("SCRIPT", repr(script))
-    environment = {**os.environ, "PYTHONPATH": str(Places.here().root)}
     command = [sys.executable, "-c", PARENT.replace("SCRIPT", repr(script))]
-    with subprocess.Popen(command, env=environment) as parent:
+    with subprocess.Popen(command, cwd=Places.here().root) as parent:
         pids = _pids(said)
         parent.send_signal(signal.SIGKILL)
     assert _wait(lambda: not any(map(_alive, pids)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.steps import STAMP
 from tests.dev.sandbox import Sandbox, needs_proc
 
 pytestmark = [needs_proc, pytest.mark.timeout(600)]
@@ -15,9 +16,9 @@ pytestmark = [needs_proc, pytest.mark.timeout(600)]
 def test_killed_while_it_installs(tmp_path: Path) -> None:
     """Half an environment is never taken for a whole one: the next call makes it anew."""
     sandbox = Sandbox(tmp_path / "clone", ready_environment=False)
-    sandbox.interrupt("run", at="Installing torch", during="torch.txt", how=signal.SIGKILL)
+    sandbox.interrupt("run", at="Installing ComfyUI", during="packages.txt", how=signal.SIGKILL)
     assert sandbox.wait_until_alone() == []
-    assert (sandbox.root / ".venv").is_dir() and not (sandbox.root / ".dev/stamps/environment").exists()
+    assert (sandbox.root / ".venv").is_dir() and not (sandbox.root / ".venv" / STAMP).exists()
     sandbox.interrupt("run", at="Making .venv", during="-m venv", how=signal.SIGKILL)
     assert sandbox.wait_until_alone() == []
 
@@ -49,7 +50,7 @@ def test_killed_at_every_later_step_it_continues(tmp_path: Path) -> None:
     assert output.count("ready") >= 3 and "downloading" not in output and "Making" not in output
     assert "A tiny Flux draws a picture" in output
     assert sandbox.wait_until_alone() == []
-    assert list(cache.rglob("*part-*")) == [], "what the killed runs left is gone"
+    assert list(cache.rglob("*.part")) == [], "what the killed runs left is gone"
 
 
 def test_stopping_a_server_is_no_error(tmp_path: Path) -> None:

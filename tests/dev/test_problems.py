@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from devtools import problem
+from devtools.guard import BASE_PYTHON
 from devtools.places import Places
 from tests.dev.sandbox import Sandbox, assert_one_sentence, needs_mount
 
@@ -30,6 +31,12 @@ def test_the_wrong_python(version: tuple[int, int]) -> None:
 
 def test_an_old_python_can_read_the_file_that_tells_it_so() -> None:
     ast.parse(DEV.read_text(encoding="utf-8"), feature_version=(3, 4))
+
+
+def test_what_runs_without_an_environment_needs_the_standard_library_only() -> None:
+    program = f"import sys; sys.path.insert(0, {str(DEV.parent)!r}); import devtools.cli"
+    result = subprocess.run([BASE_PYTHON, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_busy_port(tmp_path: Path) -> None:
@@ -133,7 +140,7 @@ PIP_SAYS = [
 
 @pytest.mark.parametrize(("text", "part"), PIP_SAYS)
 def test_what_pip_says_becomes_a_sentence(text: str, part: str) -> None:
-    assert part in str(problem.from_pip_output(text, "torch", Path("there")))
+    assert part in str(problem.from_output(text, "torch", Path("there")))
 
 
 def test_only_errors_of_the_machine_become_sentences() -> None:

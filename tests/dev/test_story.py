@@ -24,9 +24,11 @@ def test_the_story_on_simulated_gpus() -> None:
     assert story.count("it draws the same, bit for bit") == 3
     spread = re.search(r"by string.*\n\s+Flux\s+(.*)", story)
     assert spread is not None and all(device in spread[1] for device in ("on cuda:0", "on cuda:1", "on cpu"))
-    assert re.search(r"Flux\s+ejected", story)
-    assert re.search(r"TAESD\s+kept", story) and re.search(r"SD3ClipModel_\s+kept", story)
-    assert re.search(r"gets (TAESD|SD3ClipModel_) and (TAESD|SD3ClipModel_) back", story)
+    before, freed = story.partition("Keeping and ejecting")[2].split("After ComfyUI has freed all memory:")
+    for name, choice in (("Flux", "eject"), ("TAESD", "keep"), ("SD3ClipModel_", "keep")):
+        assert f"{name} ({choice}) computes on cuda:0" in before
+        assert (f"{name} ({choice})" in freed) is (choice == "keep")
+    assert "gets clip and vae back" in freed
 
 
 def test_a_wrong_number_of_simulated_gpus() -> None:

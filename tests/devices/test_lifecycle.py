@@ -13,10 +13,10 @@ import pytest
 from devtools.client import Workflow
 from devtools.hosts import HOSTS, Host
 from devtools.server import Server
-from devtools.workflows import node
 from multigpu.units import format_bytes
 from tests.host.driver import spec_for
 from tests.host.lifecycle import BOTH, PACKS, Keeper, flux, own_models
+from tests.host.workflows import node
 from tests.sim import simdev
 
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]

@@ -24,13 +24,13 @@ LARGEST_FILE = 2_450_000
 PURE = ("comfy-kitchen==0.2.26", "torchsde==0.2.6", "trampoline==0.1.2")
 NATIVE = ("comfy-aimdo==0.4.11",)
 SERVER = (
-    "alembic", "annotated-types", "av", "blake3", "Mako", "pydantic", "pydantic-settings", "pydantic_core",
-    "python-dotenv", "simpleeval", "spandrel", "SQLAlchemy", "typing-inspection",
+    "alembic", "annotated-types", "av", "blake3", "mako", "pydantic", "pydantic-core", "pydantic-settings",
+    "python-dotenv", "simpleeval", "spandrel", "sqlalchemy", "typing-inspection",
 )  # fmt: skip
-"""The server's packages, pinned in requirements/host.txt; those that a machine with torch and transformers has are
+"""The server's packages, pinned in requirements/packages.txt; those that a machine with torch and transformers has are
 left out, and what ComfyUI can do without."""
 PLATFORM = ["--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_28_x86_64", "--python-version", "3.12"]
-PINS = Path(__file__).parents[2] / "requirements" / "host.txt"
+PINS = Path(__file__).parents[2] / "requirements" / "packages.txt"
 
 
 def main(tree: str, folder: str = ".bundle") -> None:
@@ -48,7 +48,7 @@ def main(tree: str, folder: str = ".bundle") -> None:
         for wheel in Path(wheels).glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(target / "site")
-    pinned = [pin for pin in PINS.read_text().splitlines() if pin.partition("==")[0] in SERVER]
+    pinned = [pin.split()[0] for pin in PINS.read_text().splitlines() if pin.partition("==")[0] in SERVER]
     _download(target / "wheels", PLATFORM, pinned)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     sys.stdout.write(f"{target}: {size / 1e6:.1f} MB\n")

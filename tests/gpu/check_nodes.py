@@ -28,13 +28,12 @@ import bench_host  # noqa: E402
 import numpy  # noqa: E402
 from check_engine import Checks  # noqa: E402
 
-from devtools import story, workflows  # noqa: E402
 from devtools.client import Client, PromptFailed, Workflow  # noqa: E402
-from devtools.console import Console  # noqa: E402
 from devtools.problem import Problem  # noqa: E402
 from devtools.server import Server, ServerSpec  # noqa: E402
-from devtools.workflows import node, placed  # noqa: E402
+from tests.host import story, workflows  # noqa: E402
 from tests.host.driver import DEBUG_PACKS, PACK, Driver, Picture  # noqa: E402
+from tests.host.workflows import node, placed  # noqa: E402
 
 BUNDLE = ROOT / ".bundle"
 UNET, CLIP = {"unet_name": "toy_flux.safetensors", "weight_dtype": "default"}, {"clip_name": "toy_clip_l.safetensors"}
@@ -223,7 +222,7 @@ def main() -> int:
 
 def tell(check: Checks, client: Client, picture: Path) -> None:
     try:
-        story.tell(client, Console(), picture)
+        story.tell(client, picture)
         check("the story of dev.py run", True)
     except (PromptFailed, Problem) as failure:
         check("the story of dev.py run", False, repr(failure))

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from devtools import models, workflows
+from devtools import models
 from devtools.client import Workflow
 from devtools.places import Places
-from devtools.workflows import node
+from tests.host import workflows
 from tests.host.driver import PACK, Driver
+from tests.host.workflows import node
 
 HERE = Path(__file__).parent
 PACKS = {PACK: Places.here().root, "lifecycle_pack": HERE / "lifecycle_pack"}

@@ -24,8 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from safetensors.torch import load_file, save_file
 
 from devtools.client import Workflow
-from devtools.workflows import node
 from tests.host.lifecycle import FILES, Keeper
+from tests.host.workflows import node
 
 WORDS = ("default", "keep", "eject")
 COUNTER = itertools.count(1)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from devtools.client import PromptFailed
-from devtools.workflows import node
 from tests.host import file_opens
 from tests.host.lifecycle import BOTH, CLASSES, FILES, Keeper, flux, short
+from tests.host.workflows import node
 
 MiB = 2**20
 ALL = sorted(CLASSES.values())

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from devtools.client import Workflow
-from devtools.workflows import node
 from tests.host import file_opens
 from tests.host.conftest import StartHost
 from tests.host.lifecycle import BOTH, FILES, LORA, PACKS, Keeper, own_models, short
+from tests.host.workflows import node
 
 linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify is a part of Linux")
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from devtools.client import Workflow
-from devtools.workflows import node
 from tests.host.driver import Picture
 from tests.host.lifecycle import BOTH, Keeper, flux, short
+from tests.host.workflows import node
 
 
 def with_free(workflow: Workflow, what: str) -> Workflow:

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from devtools.client import Workflow
-from devtools.workflows import node
 from tests.host import file_opens
 from tests.host.conftest import StartHost
 from tests.host.lifecycle import BOTH, FILES, LORA, OTHER_VAE, PACKS, Keeper, own_models, short
+from tests.host.workflows import node
 
 linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify is a part of Linux")
 WORDS = ("default", "keep", "eject")

@@ -7,12 +7,12 @@ import re
 import psutil
 import pytest
 
-from devtools import workflows
 from devtools.client import Finished, Workflow
-from devtools.workflows import node
 from multigpu.units import UNITS, format_bytes, scale_decimal
+from tests.host import workflows
 from tests.host.driver import Driver
 from tests.host.lifecycle import BOTH, Keeper, short
+from tests.host.workflows import node
 
 NODE = "MultiGPUMemoryReport"
 ALONE = {"report": node(NODE)}

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from devtools import workflows
 from devtools.client import PromptFailed, RequestFailed, Workflow
-from devtools.workflows import node
+from tests.host import workflows
 from tests.host.driver import Driver
+from tests.host.workflows import node
 
 CHECKPOINT = {"ckpt_name": "toy_sd15.safetensors"}
 CONTROL = {"control_net_name": "toy_sd15_controlnet.safetensors"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from devtools import workflows
 from devtools.client import PromptFailed, RequestFailed, Workflow
-from devtools.workflows import placed
+from tests.host import workflows
 from tests.host.conftest import StartHost
 from tests.host.driver import Driver
+from tests.host.workflows import placed
 
 
 def everywhere(workflow: Workflow, **widgets: Any) -> Workflow:

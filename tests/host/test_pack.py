@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from devtools import workflows
 from devtools.hosts import Host
 from devtools.places import Places
 from multigpu.host.surface import SURFACE
+from tests.host import workflows
 from tests.host.conftest import StartHost, served
 from tests.host.driver import DEBUG_PACKS, PACK, Driver, tracebacks_of
 

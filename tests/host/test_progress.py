@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from devtools.client import Workflow
-from devtools.workflows import node
 from tests.host.driver import Driver
 from tests.host.events import bar, run_and_listen
+from tests.host.workflows import node
 
 THREAD = "MultiGPU reading"
 LOADERS: dict[str, dict[str, Any]] = {

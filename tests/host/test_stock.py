@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from devtools import workflows
 from devtools.client import PromptFailed, RequestFailed
 from devtools.hosts import Host
-from tests.host import file_opens
+from tests.host import file_opens, workflows
 from tests.host.conftest import StartHost
 from tests.host.driver import Driver, Picture
 

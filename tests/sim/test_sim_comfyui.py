@@ -15,11 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from devtools import models, workflows
+from devtools import models
 from devtools.client import Workflow
 from devtools.hosts import HOSTS, Host
 from devtools.places import Places
 from devtools.server import Server
+from tests.host import workflows
 from tests.host.driver import Driver, Picture, spec_for
 from tests.sim import simdev
 

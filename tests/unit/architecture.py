@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "multigpu"
+DEVTOOLS = ROOT / "devtools"
 
 PURE = ("errors.py", "units.py", "plan/", "lifecycle/", "stream/schedule.py", "stream/ring_ledger.py",
         "telemetry/")  # fmt: skip
@@ -25,8 +27,11 @@ MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "deque", "Co
                  "WeakKeyDictionary", "WeakValueDictionary", "WeakSet"}  # fmt: skip
 BANNED_NAMES = {"utils", "helpers", "common", "misc", "manager"}
 
+MODULE_OF_TESTS = re.compile(r"tests(\.\w+)+")
+"""As for `python -m` or `import_module`. A file or folder of tests has slashes in its name, or stands for itself."""
+
 Rule = Callable[[str, ast.Module], Iterator[str]]
-"""Takes a file's path below `multigpu/` and its tree."""
+"""Takes a file's path below `multigpu/` and its tree; a rule about devtools, its path in the repository."""
 
 
 def files() -> dict[str, ast.Module]:
@@ -35,6 +40,12 @@ def files() -> dict[str, ast.Module]:
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+
+
+def devtools_files() -> dict[str, ast.Module]:
+    """`dev.py` and every module of `devtools/`, parsed, by its path in the repository."""
+    paths = [ROOT / "dev.py", *sorted(DEVTOOLS.rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def is_pure(path: str) -> bool:
@@ -191,6 +202,16 @@ RULES: tuple[Rule, ...] = (
     only_replacements_assign_into_other_modules, no_module_level_mutable_state, nothing_runs_at_import,
     names_say_something,
 )  # fmt: skip
+
+
+def devtools_do_without_tests(path: str, tree: ast.Module) -> Iterator[str]:
+    """Tests import devtools, so devtools must not import tests; they start files of tests by their path."""
+    for module, level in _imports(tree):
+        if module.partition(".")[0] == "tests" and (level == 0 or path.count("/") < level):
+            yield f"imports {module}; tests import devtools, not the other way round"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_OF_TESTS.fullmatch(node.value):
+            yield f"line {node.lineno} names the module {node.value}; start a file of tests by its path"
 
 
 def host_symbols(tree: ast.Module) -> set[str]:

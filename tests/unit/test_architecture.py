@@ -71,6 +71,33 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
     assert {rule for rule, _, _ in BROKEN} == set(rules.RULES)
 
 
+def test_devtools_do_without_tests() -> None:
+    rule = rules.devtools_do_without_tests
+    assert [f"{path}: {problem}" for path, tree in rules.devtools_files().items() for problem in rule(path, tree)] == []
+
+
+TESTS_NEEDED = [
+    ("devtools/x.py", "from tests.host import driver"),
+    ("devtools/x.py", "def f():\n    import tests.sim.simdev as simdev"),
+    ("devtools/x.py", "from ..tests import machines"),
+    ("dev.py", "from tests import machines"),
+    ("devtools/x.py", "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'tests.host.soak'])"),
+    ("devtools/x.py", "import importlib\nimportlib.import_module('tests.machines')"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), TESTS_NEEDED)
+def test_devtools_that_need_tests_are_noticed(path: str, source: str) -> None:
+    assert list(rules.devtools_do_without_tests(path, ast.parse(source)))
+
+
+def test_devtools_may_start_files_of_tests() -> None:
+    source = (
+        "from . import tests_of_mine\nCOMMAND = ('pytest', 'tests/unit')\nFILE = ROOT / 'tests' / 'sim' / 'serve.py'"
+    )
+    assert list(rules.devtools_do_without_tests("devtools/x.py", ast.parse(source))) == []
+
+
 def test_host_symbols_are_found_in_every_way_to_write_them() -> None:
     source = """
 from comfy import model_management as mm
@@ -174,12 +201,12 @@ def test_the_poison_works() -> None:
 def test_every_module_is_in_the_map() -> None:
     """And what the map names is there."""
     page = (rules.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawn = page[page.index("## Map") : page.index("## Rules")]
+    drawn = page[page.index("## Map") : page.index("\nstubs/")]
     named = Counter(re.findall(r"[a-z_]+\.py", drawn))
     there = Counter(path.rpartition("/")[2] for path in rules.files() if not path.endswith("__init__.py"))
     missing = there - named
     assert not missing, f"docs/architecture.md does not name {sorted(missing)}"
-    assert not {*named} - {*there} - {"__init__.py", "dev.py"}, "the map names files that are not there"
+    assert not {*named} - {*there} - {"__init__.py"}, "the map names files that are not there"
 
 
 def test_versions_agree() -> None:

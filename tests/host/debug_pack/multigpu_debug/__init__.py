@@ -13,6 +13,5 @@ if __package__:
 
     add_routes(Snapshot.of_the_host())
     gc.freeze()
-    gc.enable()  # devtools/quick_start.py turns it off
 
     NODE_CLASS_MAPPINGS: dict = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .client import Workflow
+from devtools.client import Workflow
 
 
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
