@@ -88,9 +88,12 @@ def _resolve(module: str, path: str, default: Any) -> Any:
 
 
 def _objects_have(owner: Any, name: str) -> bool:
-    """Whether objects of a class have an attribute: the class annotates it, or its `__init__` assigns it."""
-    for base in getattr(owner, "__mro__", ()):
-        code = getattr(vars(base).get("__init__"), "__code__", None)
+    """Whether objects of a class have an attribute: the class annotates it, or its `__init__` assigns it.
+
+    If `owner` is a function: whether it assigns such an attribute, of whatever object.
+    """
+    for base in getattr(owner, "__mro__", (owner,)):
+        code = getattr(vars(base).get("__init__", base), "__code__", None)
         if name in vars(base).get("__annotations__", ()) or (code is not None and name in _assigned(code)):
             return True
     return False
@@ -98,7 +101,7 @@ def _objects_have(owner: Any, name: str) -> bool:
 
 @functools.cache
 def _assigned(code: CodeType) -> frozenset[str]:
-    """The attributes that a function assigns, of whatever object."""
+    """The attributes that a function assigns."""
     return frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "STORE_ATTR")
 
 

@@ -26,7 +26,7 @@ class Symbol:
     """One symbol: `path` inside `module`, the feature that needs it, and the reason.
 
     `positional` are the parameters a callable must begin with, in order, `self` left out. `keywords` are parameters it
-    must have anywhere. A path may end with an attribute that objects of a class have.
+    must have anywhere. A path may end with an attribute that objects of a class have, or that a function assigns.
     """
 
     module: str
@@ -129,6 +129,8 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy.patcher_extension", "CallbacksMP.ON_CLONE", _P, "see add_callback_with_key"),
     *_members("comfy.ops", "CastWeightBiasOp", _P, "modules whose weights may rest elsewhere",
               "comfy_cast_weights", "weight_function", "bias_function"),
+    *_members(_PATCHER, "ModelPatcher.load", _P, "what the host's loading sets on modules",
+              "comfy_patched_weights", "prev_comfy_cast_weights", "comfy_force_cast_weights"),
     Symbol("comfy.utils", "get_attr", _P, "finds what an object patch has put into a model", ("obj", "attr")),
     Symbol("comfy.utils", "set_attr", _P, "takes object patches out of a model while it is loaded",
            ("obj", "attr", "value")),

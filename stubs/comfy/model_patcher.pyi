@@ -64,6 +64,11 @@ class ModelPatcher:
 class ModelPatcherDynamic(ModelPatcher):
     def register_load_device(self, device: torch.device) -> None: ...
 
+class LoadedModule(torch.nn.Module):  # what `ModelPatcher.load` sets on modules
+    comfy_patched_weights: bool
+    prev_comfy_cast_weights: bool
+    comfy_force_cast_weights: bool
+
 CoreModelPatcher: Any
 
 def move_weight_functions(m: torch.nn.Module, device: torch.device) -> int: ...

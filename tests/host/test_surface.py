@@ -38,7 +38,7 @@ def without(row):
     owner, names, _ = owner_of(row)
     name, undo = names[-1], []
     for base in getattr(owner, "__mro__", [owner]):
-        start, notes = vars(base).get("__init__"), vars(base).get("__annotations__", {})
+        start, notes = vars(base).get("__init__", base), vars(base).get("__annotations__", {})
         code = getattr(start, "__code__", None)
         if name in notes:
             undo.append(partial(notes.__setitem__, name, notes.pop(name)))

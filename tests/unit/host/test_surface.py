@@ -16,6 +16,7 @@ STUBS = rules.ROOT / "stubs"
 ROWS = {symbol.name: symbol for symbol in SURFACE}
 OTHERWISE = {
     "comfy.model_base.BaseModel.": "comfy.model_patcher.ModelPatcher.model.",  # the host's patcher sets these
+    "comfy.model_patcher.LoadedModule.": "comfy.model_patcher.ModelPatcher.load.",  # set on modules of any class
     "comfy.cli_args.Arguments.": "comfy.cli_args.args.",  # an object without a class of its own
 }
 """How rows name what the stubs have in a class."""
