@@ -84,3 +84,10 @@ def test_the_share_of_a_compute_device_that_is_missing_is_that_of_its_stand_in()
 def test_fractions_of_a_memory_that_is_missing_say_nothing() -> None:
     assert parse_request("cuda:0,0.8;cuda:1,0.5").without([ONE], ZERO) == parse_request("cuda:0,0.8")
     assert parse_request("cuda:1,0.5;cpu,0.5").without([ONE, CPU], ZERO) == Auto()
+
+
+def test_whether_weights_may_leave_the_compute_device() -> None:
+    spreads = {"auto": True, "cuda:0,50%;cpu,*": True, "#cuda:0;4;cpu": True, "#cuda:0;0;cpu": False}
+    assert {text: parse_request(text).spreads for text in spreads} == spreads
+    expert = parse_request("cuda:1,50%;cpu,*")
+    assert expert.fitted(ONE) == expert, "an allocation may name the compute device"
