@@ -107,7 +107,7 @@ class HomedBlock:
         held: list[torch.Tensor | None] = [its() for its in known]
         for index, its in enumerate(held):
             if self.tensors[index] is target and its is not None:
-                _part(its)
+                _give_own_memory(its)
                 held[index] = None
         alone = self.room.reclaim()
         for tensor, its in zip(self.tensors, held, strict=True):
@@ -124,7 +124,7 @@ class HomedBlock:
             tensor.home = None
         for its in (each() for each in known):
             if its is not None and its.untyped_storage().data_ptr() == self.room.flat.data_ptr():
-                _part(its)
+                _give_own_memory(its)
 
     def move_to(self, room: Room, laid: Laid) -> None:
         """Move the block to another room, with the contents that `laid` names."""
@@ -170,7 +170,7 @@ def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     return old
 
 
-def _part(parameter: torch.Tensor) -> None:
+def _give_own_memory(parameter: torch.Tensor) -> None:
     """Give a parameter memory of its own, with the same contents."""
     with torch.inference_mode(False), torch.no_grad():
         moved(parameter, parameter.detach().clone())

@@ -156,7 +156,8 @@ def test_a_parameter_that_somebody_holds_keeps_no_memory_of_its_block(studio: St
         del placed
     studio.latent(studio.place(model, "cpu,30%") if then == "placed elsewhere" else model)
     studio.settle()
-    assert studio.world.allocated(donor) <= HOST_TABLES + 512 * len(held) + sum(each.nbytes for each in held)
+    rounding = 512 * len(held)  # torch's allocator hands out multiples of so many bytes
+    assert studio.world.allocated(donor) <= HOST_TABLES + rounding + sum(each.nbytes for each in held)
 
 
 @pytest.mark.accelerator
