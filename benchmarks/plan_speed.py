@@ -1,8 +1,7 @@
 """How long planning takes: python benchmarks/plan_speed.py [--most BLOCKS] [--repeat N]
 
-Plans models over four devices with and without the search, beside a plain loop over the blocks that adds up their
-bytes. The models are such that the search cannot stop early: the links are as busy as the compute device. Times are the
-best of N runs.
+Plans models over four devices, beside a plain loop over the blocks that adds up their bytes. The models are such that
+the search cannot stop early: the links are as busy as the compute device. Times are the best of N runs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def model(count: int) -> tuple[list[Block], list[DeviceBudget]]:
     for i in range(count):
         size = source.randrange(1 << 20, 32 << 20)
         seconds = size * 1e-11 * source.choice((0.01, 1.0, 1.0, 2.0))
-        blocks.append(Block(f"blocks.{i}", size, "linear", i, seconds))
+        blocks.append(Block(f"blocks.{i}", size, i, seconds))
     total = sum(block.bytes for block in blocks)
     whole = sum(block.compute or 0.0 for block in blocks)
     shares = {DeviceId("cuda", 1): 0.15, DeviceId("cuda", 2): 0.15, CPU: 0.30}
@@ -59,16 +58,15 @@ def main() -> None:
     options.add_argument("--most", type=int, default=100_000, help="largest number of blocks")
     options.add_argument("--repeat", type=int, default=5)
     chosen = options.parse_args()
-    print(f"{'blocks':>8}  {'plain loop':>11}  {'no search':>11}  {'search':>11}  {'us/block':>9}  {'with search':>11}")
+    print(f"{'blocks':>8}  {'plain loop':>11}  {'plan':>11}  {'us/block':>9}")
     count = 1000
     while count <= chosen.most:
         blocks, budgets = model(count)
         repeat = chosen.repeat if count <= 10_000 else 1
         loop = best(lambda: plain_loop(blocks), repeat)  # noqa: B023
-        quick = best(lambda: make_plan(REQUEST, blocks, budgets, COMPUTE, search=False), repeat)  # noqa: B023
-        searched = best(lambda: make_plan(REQUEST, blocks, budgets, COMPUTE), repeat)  # noqa: B023
-        cells = [f"{seconds * 1e3:>8.2f} ms" for seconds in (loop, quick, searched)]
-        print(f"{count:>8}  {'  '.join(cells)}  {quick / count * 1e6:>9.2f}  {searched / count * 1e6:>11.2f}")
+        planned = best(lambda: make_plan(REQUEST, blocks, budgets, COMPUTE), repeat)  # noqa: B023
+        cells = [f"{seconds * 1e3:>8.2f} ms" for seconds in (loop, planned)]
+        print(f"{count:>8}  {'  '.join(cells)}  {planned / count * 1e6:>9.2f}")
         count *= 10
 
 

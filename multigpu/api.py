@@ -73,7 +73,7 @@ def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> Non
 
 def clear_all_retention_anchors(reason: str = "manual_clear") -> int:
     """Stop holding models; returns how many were held. Loaded models stay loaded until memory is freed."""
-    return current().free_flow.clear_anchors(reason)
+    return current().free_flow.retention.clear(reason)
 
 
 def multigpu_memory_log(identifier: str, tag: str, *, as_json: bool = False) -> Snapshot:

@@ -1,19 +1,4 @@
-"""Every error this project raises on purpose.
-
-    MultiGPUError
-    ├── InputError (ValueError)     what the user gave is wrong
-    │   ├── AllocationError         an allocation that cannot be used
-    │   │   ├── AllocationSyntaxError   the text does not parse (names the column)
-    │   │   ├── UnknownDevice           a device this machine does not have
-    │   │   └── DoesNotFit              more bytes than the devices can hold
-    │   └── ModelFileError          a file that is not a readable model
-    ├── HostError                   ComfyUI is not as expected
-    │   ├── HostIncompatible            a symbol differs (names it)
-    │   └── PlacementNotApplied         the bytes are not where the plan says
-    ├── DeviceError                 a device or a copy failed
-    │   ├── BackendUnavailable
-    │   └── TransferFailed
-    └── OutputError                 the result of a command cannot be written
+"""Every error this project raises on purpose: what the user gave (`InputError`), the host (`HostError`), or a device.
 
 A message says what was given, what is true, and what to type or do instead.
 """
@@ -51,7 +36,6 @@ class AllocationSyntaxError(AllocationError):
     def __init__(self, problem: str, *, text: str, column: int, piece: str, example: str) -> None:
         shown = text if len(text) <= 120 else f"{text[:117]}..."
         super().__init__(f"{problem} (column {column} of {shown!r}); for example {example!r}")
-        self.text = text
         self.column = column
         self.piece = piece
         self.example = example
@@ -87,10 +71,6 @@ class DeviceError(MultiGPUError):
 
 class BackendUnavailable(DeviceError):
     """A device's backend is present but cannot be used."""
-
-
-class TransferFailed(DeviceError):
-    """Bytes could not be moved between two devices."""
 
 
 class OutputError(MultiGPUError):

@@ -40,7 +40,7 @@ class Resolver:
     def target(self, compute: str, request: Request, standing: Standing = Standing.DEFAULT) -> Target:
         """`compute` is the text of the widget; a compute device that the request names counts if that is `default`."""
         named = self.device(compute)
-        missing = [device for device in request.devices() if not self.inventory.is_here(str(device))]
+        missing = [device for device in request.devices() if self.inventory.find(device) is None]
         if missing and self.fall_back:
             names = ", ".join(map(str, missing))
             log.warning("[MultiGPU] not on this machine: %s; other devices are used (MULTIGPU_FALL_BACK)", names)

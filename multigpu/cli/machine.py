@@ -6,36 +6,32 @@ import importlib
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any
 
 from ..errors import InputError
-from ..plan import CPU, DeviceBudget, DeviceId
+from ..plan import CPU, DeviceBudget
 
 
 def machine_budgets(note: Callable[[str], None]) -> list[DeviceBudget]:
     """The accelerators that torch sees, then the cpu. `note` is told, in a sentence, what could not be found out."""
-    budgets: list[DeviceBudget] = []
-    if find_spec("torch") is None:
-        note("torch is not installed, so only the cpu is known; name other devices with --devices")
-    else:
-        budgets += _accelerators(importlib.import_module("torch"), note)
     total, free = _ram()
-    return [*budgets, DeviceBudget(CPU, total, min(free, total))]
+    missing = [name for name in ("torch", "psutil") if find_spec(name) is None]
+    if missing:
+        note(f"{missing[0]} is not installed, so only the cpu is known; name other devices with --devices")
+    return [*([] if missing else _accelerators(note)), DeviceBudget(CPU, total, min(free, total))]
 
 
-def _accelerators(torch: Any, note: Callable[[str], None]) -> list[DeviceBudget]:
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is None or not accelerator.is_available():
-        return []
-    kind = accelerator.current_accelerator().type
-    ask = getattr(getattr(torch, kind, None), "mem_get_info", None)
-    if ask is None:
-        note(f"torch does not report the memory of {kind} devices; name them with --devices")
-        return []
-    budgets = []
-    for index in range(accelerator.device_count()):
-        free, total = ask(index)
-        budgets.append(DeviceBudget(DeviceId(kind, index), total, free))
+def _accelerators(note: Callable[[str], None]) -> list[DeviceBudget]:
+    from ..devices.inventory import Inventory
+
+    budgets, inventory = [], Inventory()
+    for problem in inventory.problems:
+        note(problem)
+    for device in inventory.accelerators:
+        free = inventory.free(device.id)
+        if free is None or device.total is None:
+            note(f"torch does not report the memory of {device.label}; name it with --devices")
+        else:
+            budgets.append(DeviceBudget(device.id, device.total, min(free, device.total)))
     return budgets
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -25,9 +24,6 @@ class Backend:
     type: str
     label: str
     package: str | None = None
-
-    def device(self, index: int) -> DeviceId:
-        return DeviceId(self.type, index)
 
 
 BACKENDS = (
@@ -51,16 +47,12 @@ def all_backends() -> tuple[Backend, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as found: its name, its memory in bytes (None where the backend does not tell) and its peers.
-
-    `peers` are the devices whose memory it reads without the detour through RAM.
-    """
+    """A device as found: its name, and its memory in bytes (None where the backend does not tell)."""
 
     id: DeviceId
     label: str
     name: str
     total: int | None
-    peers: tuple[DeviceId, ...] = ()
 
 
 def probe(backend: Backend) -> list[Device]:
@@ -69,7 +61,7 @@ def probe(backend: Backend) -> list[Device]:
         module = _module(backend)
         if module is None:
             return []
-        return [_device(backend, module, index) for index in range(_count(module))]
+        return [_device(backend, module, index) for index in range(int(module.device_count()))]
     except Exception as error:  # a vendor's module may raise anything
         raise BackendUnavailable(f"{backend.label} is installed but does not work: {error or type(error)}") from error
 
@@ -100,19 +92,10 @@ def _available(module: Any) -> bool:
     return bool(ask())
 
 
-def _count(module: Any) -> int:
-    return int(module.device_count())
-
-
 def _device(backend: Backend, module: Any, index: int) -> Device:
     label = backend.label if backend.type == "mps" else f"{backend.label}:{index}"
-    return Device(
-        id=backend.device(index),
-        label=label,
-        name=_name(backend, module, index),
-        total=_total(backend, module, index),
-        peers=tuple(_peers(backend, module, index)),
-    )
+    total = _total(backend, module, index)
+    return Device(DeviceId(backend.type, index), label, _name(backend, module, index), total)
 
 
 def _name(backend: Backend, module: Any, index: int) -> str:
@@ -132,11 +115,3 @@ def _total(backend: Backend, module: Any, index: int) -> int | None:
         ask = getattr(module, "mem_get_info", None)
         total = ask(index)[1] if ask is not None else None
     return None if total is None else int(total)
-
-
-def _peers(backend: Backend, module: Any, index: int) -> Iterator[DeviceId]:
-    ask = getattr(module, "can_device_access_peer", None)
-    if ask is not None:
-        for other in range(_count(module)):
-            if other != index and ask(index, other):
-                yield backend.device(other)

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import psutil
 
-from ..errors import AllocationError, BackendUnavailable, UnknownDevice
+from ..errors import BackendUnavailable, UnknownDevice
 from ..plan import CPU, DeviceId
 from ..units import format_bytes
-from .backends import Backend, Device, all_backends, free_bytes, probe
+from .backends import Device, all_backends, free_bytes, probe
 from .names import device_here
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What probing found: accelerators in order, the CPU last, and a sentence for each backend that is broken."""
-
-    devices: tuple[Device, ...]
-    problems: tuple[str, ...]
-
 
 Measure = Callable[..., float | None]
 """Takes one or two devices; None where it cannot be measured. Never raises."""
@@ -39,43 +29,34 @@ class Inventory:
     `measure_link` takes a home and a compute device and gives bytes per second, `measure_flops` takes a compute device.
     """
 
-    def __init__(
-        self,
-        backends: Callable[[], Sequence[Backend]] = all_backends,
-        look: Callable[[Backend], list[Device]] = probe,
-        measure_link: Measure = unmeasured,
-        measure_flops: Measure = unmeasured,
-    ) -> None:
-        self._backends = backends
-        self._look = look
+    def __init__(self, measure_link: Measure = unmeasured, measure_flops: Measure = unmeasured) -> None:
         self._measure_link = measure_link
         self._measure_flops = measure_flops
-        self._found: Found | None = None
+        self._found: tuple[tuple[Device, ...], tuple[str, ...]] | None = None
         self._figures: dict[tuple[DeviceId, ...], float | None] = {}
         self._lock = threading.Lock()
         self._measuring = threading.Lock()
 
-    def found(self) -> Found:
+    def _probe(self) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+        """The devices and the problems: looked for once."""
         with self._lock:
             if self._found is None:
-                self._found = self._probe()
+                devices: list[Device] = []
+                problems: list[str] = []
+                for backend in all_backends():
+                    try:
+                        devices += probe(backend)
+                    except BackendUnavailable as problem:
+                        problems.append(str(problem))
+                name = platform.processor() or platform.machine() or "CPU"
+                cpu = Device(CPU, str(CPU), name, psutil.virtual_memory().total)
+                self._found = (*devices, cpu), tuple(problems)
             return self._found
-
-    def _probe(self) -> Found:
-        devices: list[Device] = []
-        problems: list[str] = []
-        for backend in self._backends():
-            try:
-                devices += self._look(backend)
-            except BackendUnavailable as problem:
-                problems.append(str(problem))
-        cpu = Device(CPU, str(CPU), platform.processor() or platform.machine() or "CPU", psutil.virtual_memory().total)
-        return Found((*devices, cpu), tuple(problems))
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """Accelerators in order, then the CPU."""
-        return self.found().devices
+        return self._probe()[0]
 
     @property
     def accelerators(self) -> tuple[Device, ...]:
@@ -84,7 +65,7 @@ class Inventory:
     @property
     def problems(self) -> tuple[str, ...]:
         """One sentence for each backend that is installed but broken."""
-        return self.found().problems
+        return self._probe()[1]
 
     def labels(self) -> list[str]:
         """The names by which workflows choose a device: accelerators in order, then `cpu`."""
@@ -115,30 +96,21 @@ class Inventory:
                 self._figures[devices] = None if figure is None else float(f"{figure:.2g}")
             return self._figures[devices]
 
-    def device(self, wanted: DeviceId) -> Device:
-        """Raises `UnknownDevice` with the list of those that are here."""
-        for device in self.devices:
-            if device.id == wanted:
-                return device
-        raise self._unknown(str(wanted))
-
     def resolve(self, text: str) -> DeviceId:
         """The device that a workflow means by `cuda:1`, `gpu:1`, `mps`, `directml:0`, `cpu`.
 
         Raises `UnknownDevice` with the list of those that are here, `AllocationError` for what is no device at all.
         """
-        found = device_here(DeviceId.parse(text), [device.id for device in self.devices])
+        found = self.find(DeviceId.parse(text))
         if found is None:
-            raise self._unknown(text)
+            raise UnknownDevice(
+                f"{text} is not on this machine, which has {self.describe()}; choose one of them in the node"
+            )
         return found
 
-    def is_here(self, text: str) -> bool:
-        """Whether `resolve` would return."""
-        try:
-            self.resolve(text)
-        except AllocationError:
-            return False
-        return True
+    def find(self, named: DeviceId) -> DeviceId | None:
+        """As `resolve`, for a name that is read already; None for a device that is not here."""
+        return device_here(named, [device.id for device in self.devices])
 
     def describe(self) -> str:
         """`cuda:0 (NVIDIA H200, 139.72 GiB), cpu (503.55 GiB)`."""
@@ -148,8 +120,3 @@ class Inventory:
             about += [] if device.total is None else [format_bytes(device.total)]
             parts.append(f"{device.label} ({', '.join(about)})" if about else device.label)
         return ", ".join(parts)
-
-    def _unknown(self, text: str) -> UnknownDevice:
-        return UnknownDevice(
-            f"{text} is not on this machine, which has {self.describe()}; choose one of them in the node"
-        )

@@ -46,9 +46,7 @@ class Model:
 
 
 def describe_model(
-    tensors: Sequence[TensorInfo],
-    component: str | None = None,
-    step_seconds: float | None = None,
+    tensors: Sequence[TensorInfo], component: str | None = None, step_seconds: float | None = None
 ) -> Model:
     """The blocks of a model in order of execution.
 
@@ -67,18 +65,12 @@ def describe_model(
     work = {name: _operations(family, name, modules[name], levels) for name in ordered}
     whole = sum(work.values())
     rate = 1 / FLOPS if step_seconds is None or not whole else step_seconds / whole
-    blocks = tuple(
-        Block(
-            name,
-            sum(tensor.bytes for tensor in modules[name]),
-            _kind(modules[name]),
-            order,
-            work[name] * rate,
-            _immovable(family, name, modules[name]),
-        )
+    sizes = {name: sum(tensor.bytes for tensor in modules[name]) for name in ordered}
+    blocks = (
+        Block(name, sizes[name], order, work[name] * rate, _immovable(family, name, modules[name]))
         for order, name in enumerate(ordered)
     )
-    return Model(family.name, chosen, blocks)
+    return Model(family.name, chosen, tuple(blocks))
 
 
 def retimed(blocks: Sequence[Block], flops: float) -> list[Block]:
@@ -105,12 +97,6 @@ def _weight(tensors: Sequence[TensorInfo]) -> TensorInfo | None:
     """The module's main tensor: the largest one called `weight`."""
     named = [tensor for tensor in tensors if tensor.name.rpartition(".")[2] == "weight"]
     return max(named, key=lambda tensor: tensor.bytes, default=None)
-
-
-def _kind(tensors: Sequence[TensorInfo]) -> str:
-    weight = _weight(tensors)
-    dimensions = len(weight.shape) if weight else 0
-    return {0: "parameters", 1: "norm", 2: "linear"}.get(dimensions, "conv")
 
 
 def _immovable(family: Family, name: str, tensors: Sequence[TensorInfo]) -> Reason | None:

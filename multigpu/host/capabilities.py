@@ -40,11 +40,11 @@ class HostCapabilities:
 
     def need(self, feature: Feature) -> None:
         """Raises HostIncompatible, with the symbol at fault, when the feature cannot work here."""
-        for name, problem in self.features_off():
-            if name == feature.value:
-                raise HostIncompatible(
-                    f"{name} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
-                )
+        problem = dict(self.features_off()).get(feature.value)
+        if problem is not None:
+            raise HostIncompatible(
+                f"{feature.value} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
+            )
 
     def features_off(self) -> Iterator[tuple[str, str]]:
         """Each feature that cannot work here, with the first symbol that differs."""
@@ -60,12 +60,12 @@ class HostCapabilities:
         return f"all {len(self.findings)} host symbols are as expected"
 
 
-def probe(surface: tuple[Symbol, ...] = SURFACE) -> HostCapabilities:
+def probe() -> HostCapabilities:
     """Compare the host in this process with `SURFACE`. Changes nothing and never raises: problems become findings."""
     return HostCapabilities(
         version=str(_resolve("comfyui_version", "__version__", "unknown")),
         dynamic_vram=bool(_resolve("comfy.memory_management", "aimdo_enabled", False)),
-        findings=tuple(Finding(symbol, _problem(symbol)) for symbol in surface),
+        findings=tuple(Finding(symbol, _problem(symbol)) for symbol in SURFACE),
     )
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 class Component:
     """A component with its patcher. `rebuilt` makes a copy of the component around another patcher."""
 
-    kind: str
     patcher: ModelPatcher
     rebuilt: Callable[[ModelPatcher], Any]
 
@@ -37,11 +36,11 @@ class Component:
 
 def find_component(value: Any) -> Component | None:
     """The component that a value of a workflow is; None if it has no patcher."""
-    for fits, kind, patcher, rebuilt in _KINDS:
-        if fits(value):
-            inside = patcher(value)
-            return Component(kind, inside, functools.partial(rebuilt, value)) if _is_patcher(inside) else None
-    return None
+    for attribute, patcher, rebuilt in _KINDS:
+        if hasattr(value, attribute):
+            inside: Any = getattr(value, patcher, None)
+            return Component(inside, functools.partial(rebuilt, value)) if _is_patcher(inside) else None
+    return Component(value, lambda patcher: patcher) if _is_patcher(value) else None
 
 
 def component_of(value: Any) -> Component:
@@ -134,15 +133,10 @@ def moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], str, Callable[[Any], Any], Callable[[Any, Any], Any]], ...] = (
-    (lambda c: hasattr(c, "cond_stage_model"), "CLIP", lambda c: c.patcher, _rebuilt_clip),
-    (lambda c: hasattr(c, "first_stage_model"), "VAE", lambda c: getattr(c, "patcher", None), _rebuilt_vae),
-    (
-        lambda c: hasattr(c, "control_model_wrapped"),
-        "CONTROL_NET",
-        lambda c: c.control_model_wrapped,
-        _rebuilt_control,
-    ),
-    (lambda c: hasattr(c, "encode_image"), "CLIP_VISION", lambda c: getattr(c, "patcher", None), _rebuilt_vision),
-    (_is_patcher, "MODEL", lambda c: c, lambda _, patcher: patcher),
+_KINDS: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
+    ("cond_stage_model", "patcher", _rebuilt_clip),
+    ("first_stage_model", "patcher", _rebuilt_vae),
+    ("control_model_wrapped", "control_model_wrapped", _rebuilt_control),
+    ("encode_image", "patcher", _rebuilt_vision),
 )
+"""An attribute that only this kind of component has, the one with its patcher, and how it is rebuilt."""

@@ -10,7 +10,7 @@ from comfy import model_management
 from comfy.model_management import LoadedModel
 from comfy.model_patcher import ModelPatcher
 
-from ..lifecycle.policy import FLAG, Standing, flag_for, standing_of
+from ..lifecycle.policy import FLAG, Standing, standing_of
 
 EVERYTHING = 1e30
 """More bytes than any device has: the host itself asks for so many to unload all models."""
@@ -63,8 +63,7 @@ def standing(model: Any) -> Standing:
 
 
 def set_standing(model: Any, wanted: Standing) -> None:
-    flag = flag_for(wanted)
-    if flag is not None:
-        setattr(model, FLAG, flag)
+    if wanted is not Standing.DEFAULT:
+        setattr(model, FLAG, wanted is Standing.EJECT)
     elif hasattr(model, FLAG):
         delattr(model, FLAG)

@@ -69,9 +69,7 @@ class Replacement:
         """
         if self._original is not None and getattr(self.owner, self.name, None) is not self._original:
             return
-        complaint = self.complaint()
-        if complaint:
-            raise HostIncompatible(complaint)
+        self._check(getattr(self.owner, self.name, None))
         self._original = getattr(self.owner, self.name)
         setattr(self.owner, self.name, self.replacement)
 
@@ -81,15 +79,13 @@ class Replacement:
             setattr(self.owner, self.name, self._original)
             self._original = None
 
-    def complaint(self) -> str:
-        """Why this cannot be installed; empty when it can."""
+    def _check(self, found: Any) -> None:
         full = f"{self.owner.__name__}.{self.name}"
-        found = getattr(self.owner, self.name, None)
         if found is None:
-            return f"{full} is missing"
+            raise HostIncompatible(f"{full} is missing")
         if getattr(found, "__globals__", None) is not vars(self.owner):
-            return f"{full} was replaced by another pack ({getattr(found, '__module__', None) or type(found).__name__})"
-        parameters = tuple(inspect.signature(found).parameters)
-        if parameters != self.parameters:
-            return f"{full} has the parameters ({', '.join(parameters)}), expected ({', '.join(self.parameters)})"
-        return ""
+            whose = getattr(found, "__module__", None) or type(found).__name__
+            raise HostIncompatible(f"{full} was replaced by another pack ({whose})")
+        parameters = ", ".join(inspect.signature(found).parameters)
+        if parameters != ", ".join(self.parameters):
+            raise HostIncompatible(f"{full} has the parameters ({parameters}), expected ({', '.join(self.parameters)})")

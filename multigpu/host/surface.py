@@ -129,6 +129,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy.patcher_extension", "CallbacksMP.ON_CLONE", _P, "see add_callback_with_key"),
     *_members("comfy.ops", "CastWeightBiasOp", _P, "modules whose weights may rest elsewhere",
               "comfy_cast_weights", "weight_function", "bias_function"),
+    Symbol("comfy.ops", "disable_weight_init.Linear.weight_comfy_model_dtype", _P, "the data type that was asked for"),
     *_members(_PATCHER, "ModelPatcher.load", _P, "what the host's loading sets on modules",
               "comfy_patched_weights", "prev_comfy_cast_weights", "comfy_force_cast_weights"),
     Symbol("comfy.utils", "get_attr", _P, "finds what an object patch has put into a model", ("obj", "attr")),

@@ -42,7 +42,7 @@ class Standing(Enum):
 
 
 class Step(Enum):
-    """What happens to a model in one unload."""
+    """What happens to a model in one unload: the fields of `Decision`, in their order."""
 
     EJECT = "ejected"
     STAY = "stays"
@@ -83,11 +83,6 @@ def standing_of(flag: object) -> Standing:
     return Standing.KEEP if flag is False else Standing.DEFAULT
 
 
-def flag_for(standing: Standing) -> bool | None:
-    """The attribute's value for a standing; None when there must be no attribute."""
-    return {Standing.EJECT: True, Standing.KEEP: False}.get(standing)
-
-
 def decide(models: Sequence[tuple[Model, Standing]], *, out_of_memory: bool = False) -> Decision[Model]:
     """Look the models up in the table."""
     said = {standing for _, standing in models}
@@ -100,8 +95,4 @@ def decide(models: Sequence[tuple[Model, Standing]], *, out_of_memory: bool = Fa
     else:
         row = "nothing said"
     steps = [(model, TABLE[row][standing]) for model, standing in models]
-
-    def taking(step: Step) -> tuple[Model, ...]:
-        return tuple(model for model, its in steps if its is step)
-
-    return Decision(row, taking(Step.EJECT), taking(Step.STAY), taking(Step.ANCHOR), taking(Step.DELEGATE))
+    return Decision(row, *(tuple(model for model, its in steps if its is step) for step in Step))

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..host.node_api import io
 from ..host.surface import Feature
+from ..lifecycle.policy import Standing
 from .widgets import CATEGORY
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
 
 NODE_ID = "MultiGPUFreeMemory"
-FLAGGED, ALL_BUT_PINNED, RAM = "flagged models", "all but pinned", "RAM caches"
+LEAVE = {
+    "flagged models": lambda standing: standing is Standing.EJECT,
+    "all but pinned": lambda standing: standing is not Standing.KEEP,
+    "RAM caches": None,
+}
+"""The choices, and which models each unloads; None: it drops cached outputs."""
 
 DESCRIPTION = (
     "Frees memory at this point of the workflow and passes its input through. Connect it after the nodes that still "
@@ -37,18 +43,17 @@ def free_memory_nodes(runtime: Runtime) -> list[type[Any]]:
                 search_aliases=["multigpu", "unload", "eject", "vram", "purge"],
                 inputs=[
                     io.AnyType.Input("value", tooltip="Any output of another node. It is passed on unchanged."),
-                    io.Combo.Input("free", options=[FLAGGED, ALL_BUT_PINNED, RAM], default=FLAGGED, tooltip=WHAT_TIP),
+                    io.Combo.Input("free", options=[*LEAVE], default=next(iter(LEAVE)), tooltip=WHAT_TIP),
                 ],
                 outputs=[io.AnyType.Output(display_name="value")],
             )
 
         @classmethod
         def execute(cls, value: Any, free: str) -> Any:
-            from ..host.lifecycle.free_now import free_ram_caches, unload_all_but_pinned, unload_flagged
+            from ..host.lifecycle.free_now import free_now
 
             runtime.capabilities.need(Feature.LIFECYCLE)
-            act = {FLAGGED: unload_flagged, ALL_BUT_PINNED: unload_all_but_pinned, RAM: free_ram_caches}[free]
-            act(runtime.free_flow, runtime.recorder)
+            free_now(runtime.free_flow, runtime.recorder, free, LEAVE[free])
             return io.NodeOutput(value)
 
     FreeMemory.__name__ = FreeMemory.__qualname__ = NODE_ID

@@ -115,6 +115,7 @@ def format_request(request: Request) -> str:
         size = write_bytes(request.bytes)
         size = size[:-2] if size.endswith("gb") else size
         return f"#{request.compute or ''};{size};{','.join(map(str, request.donors))}"
+    assert isinstance(request, Expert)
     body = ";".join(_format_part(request.mode, part) for part in request.parts)
     return body if request.compute is None else f"{body}#{request.compute}"
 

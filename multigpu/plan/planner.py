@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..errors import AllocationError, DoesNotFit, InputError
@@ -18,7 +19,7 @@ from .quotas import (
     lookup,
     virtual_quotas,
 )
-from .request import Auto, Expert, Request
+from .request import Auto, Expert, Request, VirtualVram
 from .ring_model import RESIDENT, RingModel
 from .search import Donors, best_links, quick_links
 from .types import Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
@@ -40,13 +41,12 @@ def make_plan(
     compute: DeviceId,
     *,
     ring_bytes: int | None = None,
-    search: bool = True,
 ) -> Plan:
     """The plan for one model: every block gets a home, with the reason.
 
     The bytes of all homes add up to the model's. No donor exceeds its quota by one block or more, the compute device
     never exceeds it, and no device its free memory. `ring_bytes` is the staging memory on the compute device (None:
-    `default_ring`). Without `search` one good assignment is taken instead of the best of several.
+    `default_ring`).
 
     Raises `UnknownDevice` for a device without a budget, `DoesNotFit` when the bytes have no room, `AllocationError`
     for a request that contradicts itself. The same input gives the same plan in every process.
@@ -63,7 +63,7 @@ def make_plan(
     size = _size(work, ring_bytes)
     quotas = _quotas(request, work, size, known, compute)
     donors = [device for device, count in quotas.items() if device != compute and count]
-    links = _links(work, size, quotas, donors, known, search)
+    links = best_links(work, _columns(quotas, donors, known), _ring(size, donors, known))
     plan = _build(ordered, fixed, work, size, links, compute, [known[device] for device in donors])
     check_room(plan.bytes_by_home(), size, known, compute, request)
     return plan
@@ -99,12 +99,10 @@ def _by_device(budgets: Iterable[DeviceBudget]) -> dict[DeviceId, DeviceBudget]:
 def execution_order(blocks: Iterable[Block]) -> list[Block]:
     """Blocks by `order`; a block without an order follows the block that is declared before it."""
     keyed: list[tuple[int, Block]] = []
-    last = -1
     for block in blocks:
-        last = last if block.order is None else block.order
-        keyed.append((last, block))
-    keyed.sort(key=lambda entry: entry[0])
-    return [block for _, block in keyed]
+        before = keyed[-1][0] if keyed else -1
+        keyed.append((before if block.order is None else block.order, block))
+    return [block for _, block in sorted(keyed, key=lambda entry: entry[0])]
 
 
 def immovable_reasons(blocks: Sequence[Block]) -> list[Reason | None]:
@@ -113,15 +111,10 @@ def immovable_reasons(blocks: Sequence[Block]) -> list[Reason | None]:
     Tiny blocks are those of at most `TINY_BYTES` as long as all blocks of that size or smaller make up at most 1 % of
     the model: a model of nothing but small blocks can still be spread.
     """
-    sizes = sorted(block.bytes for block in blocks)
-    allowance = sum(sizes) // _TINY_SHARE
-    tiny = at = 0
-    while at < len(sizes) and sizes[at] <= TINY_BYTES:
-        size, first = sizes[at], at
-        while at < len(sizes) and sizes[at] == size:
-            at += 1
-        allowance -= size * (at - first)
-        if allowance < 0:
+    allowance, tiny = sum(block.bytes for block in blocks) // _TINY_SHARE, 0
+    for size, count in sorted(Counter(block.bytes for block in blocks).items()):
+        allowance -= size * count
+        if size > TINY_BYTES or allowance < 0:
             break
         tiny = size
     return [block.immovable or (Reason.TINY if block.bytes <= tiny else None) for block in blocks]
@@ -157,6 +150,7 @@ def _quotas(request: Request, work: Work, size: ModelSize, budgets: Budgets, com
         return expert_quotas(request, size, budgets, compute)
     if isinstance(request, Auto):
         return _auto(request, work, size, budgets, compute)
+    assert isinstance(request, VirtualVram)
     return virtual_quotas(request, size, budgets, compute)
 
 
@@ -173,7 +167,7 @@ def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute:
         if quotas is None:
             continue
         donors = [device for device, held in quotas.items() if device != compute and held]
-        links = _links(work, size, quotas, donors, budgets, search=False)
+        links = quick_links(work, _columns(quotas, donors, budgets))
         seconds = _ring(size, donors, budgets).step_seconds(work.seconds, work.sizes, links)
         if seconds < best_seconds:
             best, best_seconds = quotas, seconds
@@ -190,18 +184,13 @@ def _ring(size: ModelSize, donors: Sequence[DeviceId], budgets: Budgets) -> Ring
     return RingModel(size.staging, tuple(budgets[device].link_speed for device in donors))
 
 
-def _links(
-    work: Work, size: ModelSize, quotas: Quotas, donors: Sequence[DeviceId], budgets: Budgets, search: bool
-) -> list[int]:
-    """Per block an index into `donors`, or `RESIDENT`."""
-    if not donors:
-        return [RESIDENT] * len(work.sizes)
-    columns = Donors(
+def _columns(quotas: Quotas, donors: Sequence[DeviceId], budgets: Budgets) -> Donors:
+    offers = [budgets[device] for device in donors]
+    return Donors(
         tuple(quotas[device] for device in donors),
-        tuple(budgets[device].free for device in donors),
-        tuple(budgets[device].link_speed for device in donors),
+        tuple(offer.free for offer in offers),
+        tuple(offer.link_speed for offer in offers),
     )
-    return best_links(work, columns, _ring(size, donors, budgets)) if search else quick_links(work, columns)
 
 
 def _build(

@@ -2,28 +2,16 @@
 
 `grammar` reads requests from text and writes them; that text is also how a request is saved, since reading it back
 gives the equal request. `quotas` turns requests into bytes per device.
-
-All requests have the same methods:
-- `compute`: the compute device that the request itself names, or None;
-- `devices()`: every device that it names, once;
-- `spreads`: whether weights may leave the compute device;
-- `renamed(name)`: the request with every device passed through `name`;
-- `without(missing, compute)`: the request for a machine that lacks some devices. `compute` is the compute device that a
-  node names beside it. The share of a missing compute device goes to the device that computes instead, the shares of
-  other missing devices to RAM;
-- `fitted(compute)`: the request without the compute device among its donors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..errors import AllocationError
 from .types import CPU, DeviceId
-
-Rename = Callable[[DeviceId], DeviceId]
 
 SHARE_DIGITS = 9
 WHOLE = 1_000_000_000
@@ -52,49 +40,57 @@ class Part:
     remainder: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Auto:
-    """The planner decides. `reserve` bytes of the compute device stay free for inference (None: `default_reserve`)."""
+class Request:
+    """What every request can do, for one that names no device. `compute` is the compute device that it names itself."""
 
-    reserve: int | None = None
-
-    @property
-    def compute(self) -> DeviceId | None:
-        return None
+    __slots__ = ()
+    compute: DeviceId | None
 
     @property
     def spreads(self) -> bool:
+        """Whether weights may leave the compute device."""
         return True
 
     def devices(self) -> list[DeviceId]:
+        """Every device that it names, once."""
         return []
 
-    def renamed(self, name: Rename) -> Request:
+    def renamed(self, name: Callable[[DeviceId], DeviceId]) -> Request:
+        """The request with every device passed through `name`."""
         return self
 
     def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Request:
+        """The request for a machine that lacks some devices; `compute` is the compute device that a node names.
+
+        The share of a missing compute device goes to the device that computes instead, all other shares to RAM.
+        """
         return self
 
     def fitted(self, compute: DeviceId) -> Request:
+        """The request without the compute device among its donors."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Expert:
+class Auto(Request):
+    """The planner decides. `reserve` bytes of the compute device stay free for inference (None: `default_reserve`)."""
+
+    reserve: int | None = None
+    compute: DeviceId | None = field(default=None, init=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Expert(Request):
     """Bytes, ratios or fractions per device, in the user's order. `compute` is set when the text itself names it."""
 
     mode: Mode
     parts: tuple[Part, ...]
     compute: DeviceId | None = None
 
-    @property
-    def spreads(self) -> bool:
-        return True
-
     def devices(self) -> list[DeviceId]:
         return _once(self.compute, *(part.device for part in self.parts))
 
-    def renamed(self, name: Rename) -> Expert:
+    def renamed(self, name: Callable[[DeviceId], DeviceId]) -> Expert:
         parts = tuple(replace(part, device=part.device and name(part.device)) for part in self.parts)
         return replace(self, parts=parts, compute=self.compute and name(self.compute))
 
@@ -111,12 +107,9 @@ class Expert:
         named = None if self.compute in missing else self.compute
         return replace(self, parts=tuple(parts), compute=named) if parts else Auto()
 
-    def fitted(self, compute: DeviceId) -> Expert:
-        return self
-
 
 @dataclass(frozen=True, slots=True)
-class VirtualVram:
+class VirtualVram(Request):
     """So many bytes leave the compute device; the donors fill up in the order given."""
 
     bytes: int
@@ -141,7 +134,7 @@ class VirtualVram:
     def devices(self) -> list[DeviceId]:
         return _once(self.compute, *self.donors)
 
-    def renamed(self, name: Rename) -> VirtualVram:
+    def renamed(self, name: Callable[[DeviceId], DeviceId]) -> VirtualVram:
         return replace(self, donors=tuple(map(name, self.donors)), compute=self.compute and name(self.compute))
 
     def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> VirtualVram:
@@ -160,6 +153,3 @@ class VirtualVram:
 
 def _once(*devices: DeviceId | None) -> list[DeviceId]:
     return [device for device in dict.fromkeys(devices) if device is not None]
-
-
-Request = Auto | VirtualVram | Expert

@@ -5,7 +5,7 @@ Deterministic: the candidates come in a fixed order and a later one wins only if
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -75,12 +75,3 @@ def _candidates(work: Work, need: int) -> Iterator[Selection]:
         if key not in seen:
             seen.add(key)
             yield selection
-
-
-def simple_seconds(work: Work, donors: Donors, ring: RingModel) -> Sequence[float]:
-    """Step seconds of each of `SIMPLE_RULES`, for comparison."""
-    need = sum(donors.quotas)
-    return [
-        ring.step_seconds(work.seconds, work.sizes, assign_links(work, rule(work, need), donors.quotas, donors.free))
-        for rule in SIMPLE_RULES
-    ]

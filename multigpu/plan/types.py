@@ -7,7 +7,6 @@ Everything here is immutable, hashable and plain: `to_json` gives values that `j
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import total_ordering
@@ -89,7 +88,6 @@ class Block:
 
     name: str
     bytes: int
-    kind: str = ""
     order: int | None = None
     compute: float | None = None
     immovable: Reason | None = None
@@ -101,30 +99,6 @@ class Block:
             raise InputError(
                 f"block {self.name!r} has a compute time of {self.compute}; give finite seconds from 0, or None"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, one key per field."""
-        return {
-            "name": self.name,
-            "bytes": self.bytes,
-            "kind": self.kind,
-            "order": self.order,
-            "compute": self.compute,
-            "immovable": None if self.immovable is None else self.immovable.value,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Block:
-        """The block that `to_json` wrote."""
-        reason = data["immovable"]
-        return cls(
-            data["name"],
-            data["bytes"],
-            data["kind"],
-            data["order"],
-            data["compute"],
-            None if reason is None else Reason(reason),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +130,6 @@ class DeviceBudget:
         if self.bandwidth is not None:
             return self.bandwidth
         return RAM_BANDWIDTH if self.device.is_cpu else PEER_BANDWIDTH
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, one key per field."""
-        return {"device": str(self.device), "total": self.total, "free": self.free, "bandwidth": self.bandwidth}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DeviceBudget:
-        """The budget that `to_json` wrote."""
-        return cls(DeviceId.parse(data["device"]), data["total"], data["free"], data["bandwidth"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +203,6 @@ class Plan:
     def __contains__(self, block: object) -> bool:
         return block in self._by_name
 
-    def home(self, block: str) -> DeviceId:
-        """Where the block rests. Raises `KeyError` for a block that is not in the plan."""
-        return self._by_name[block].home
-
     def bytes_on(self, device: DeviceId) -> int:
         """Bytes of the model that rest on the device."""
         return self._bytes.get(device, 0)
@@ -269,27 +230,3 @@ class Plan:
             "forecast": forecast,
             "placements": placements,
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The plan that `to_json` wrote. Raises `InputError` for another version."""
-        if data.get("version") != 1:
-            raise InputError(f"this plan has version {data.get('version')!r}; this release reads version 1: plan again")
-        devices = {text: DeviceId.parse(text) for text in {data["compute"], *(p["home"] for p in data["placements"])}}
-        compute = devices[data["compute"]]
-        placements = tuple(
-            Placement(
-                p["block"],
-                p["bytes"],
-                devices[p["home"]],
-                DeviceId.parse(p["runs_on"]) if "runs_on" in p else compute,
-                Reason(p["reason"]),
-            )
-            for p in data["placements"]
-        )
-        forecast = data["forecast"] and Forecast(
-            data["forecast"]["step"],
-            data["forecast"]["compute"],
-            tuple((DeviceId.parse(device), seconds) for device, seconds in data["forecast"]["links"].items()),
-        )
-        return cls(compute, placements, data["ring_bytes"], forecast)

@@ -89,10 +89,10 @@ def _allocate_pages(count: int) -> torch.Tensor:
 class Arena:
     """Rooms on one device, handed out one after another."""
 
-    def __init__(self, device: torch.device, sizes: Iterable[int], segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, device: torch.device, sizes: Iterable[int]) -> None:
         """Plans room for `sizes` (each a multiple of the alignment), in this order; allocates nothing yet."""
         self.device = device
-        self._plan = _segment_sizes(sizes, segment_bytes)
+        self._plan = _segment_sizes(sizes)
         self._next = 0
         self._at = 0
         self.segments: list[Segment] = []
@@ -149,11 +149,11 @@ def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _segment_sizes(sizes: Iterable[int], limit: int) -> list[int]:
+def _segment_sizes(sizes: Iterable[int]) -> list[int]:
     segments: list[int] = []
     for size in sizes:
         assert size % ALIGNMENT == 0, size
-        if segments and segments[-1] + size <= limit:
+        if segments and segments[-1] + size <= SEGMENT_BYTES:
             segments[-1] += size
         else:
             segments.append(size)

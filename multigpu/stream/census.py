@@ -25,7 +25,7 @@ def bytes_by_device(module: torch.nn.Module) -> dict[torch.device, int]:
     return dict(count)
 
 
-def prove(model: torch.nn.Module, plan: Plan) -> dict[str, int]:
+def prove(model: torch.nn.Module, plan: Plan) -> None:
     """Count the bytes on each device. Raises `PlacementNotApplied` if they differ from the plan by over a block."""
     found = {str(device): count for device, count in bytes_by_device(model).items()}
     wanted = {str(home): count for home, count in plan.bytes_by_home().items()}
@@ -37,4 +37,3 @@ def prove(model: torch.nn.Module, plan: Plan) -> dict[str, int]:
             f"after loading, the weights of {type(model).__name__} should be on {said}, but {seen} were counted; "
             "another extension may have moved them: remove its nodes from this workflow, and report this message"
         )
-    return found

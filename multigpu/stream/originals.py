@@ -25,14 +25,8 @@ import torch
 from ..errors import HostError
 from .layout import copy_to
 
-_PREFIXES = (
-    "",
-    "model.diffusion_model.",
-    "model.",
-    "cond_stage_model.",
-    "first_stage_model.",
-    "conditioner.embedders.",
-)
+_CHECKPOINT_PARTS = ("model.diffusion_model.", "model.", "cond_stage_model.", "first_stage_model.")
+_PREFIXES = ("", *_CHECKPOINT_PARTS, "conditioner.embedders.")
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,

@@ -125,8 +125,7 @@ class Residence:
     def forget(self) -> None:
         """`leave`, and drop all arenas: only the memory that the model's tensors still use stays allocated."""
         self.leave()
-        self._homed.clear()
-        self._arenas.clear()
+        self.close()
 
     def close(self) -> None:
         """The model is gone: give everything back."""

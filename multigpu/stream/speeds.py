@@ -19,7 +19,7 @@ from ..devices.caches import clear_caches
 from ..devices.torch_devices import torch_device
 from ..plan import DeviceId
 from .arena import Arena, allocate
-from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy
+from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy, timed
 
 log = logging.getLogger("multigpu")
 
@@ -94,20 +94,15 @@ def half_type(module: Any) -> torch.dtype:
     return torch.bfloat16 if ask(**natively) else torch.float16
 
 
-def _seconds_per_layer(module: Any, tokens: int, weight: torch.Tensor, tries: int = 2) -> float:
-    """Seconds of one product by the device's own clock, the fastest try.
+def _seconds_per_layer(module: Any, tokens: int, weight: torch.Tensor) -> float:
+    """Seconds of one product, the faster of two tries.
 
     The product before it is not timed: it warms up, and keeps the device busy until the timed one is queued.
     """
     given = torch.ones(tokens, WIDTH, dtype=weight.dtype, device=weight.device)
     result, stream = torch.empty_like(given), module.current_stream(weight.device)
     elapsed = []
-    for _ in range(tries):
+    for _ in range(2):
         torch.mm(given, weight, out=result)
-        begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-        begin.record(stream)
-        torch.mm(given, weight, out=result)
-        end.record(stream)
-        end.synchronize()
-        elapsed.append(float(begin.elapsed_time(end)))
-    return min(elapsed) / 1e3
+        elapsed.append(timed(module, stream, lambda began: torch.mm(given, weight, out=result)))
+    return min(elapsed)

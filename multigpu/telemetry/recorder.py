@@ -18,10 +18,10 @@ Source = Callable[[str, str], Snapshot]
 class Recorder:
     """The history of one process."""
 
-    def __init__(self, source: Source, log: logging.Logger, kept: int = KEPT) -> None:
+    def __init__(self, source: Source, log: logging.Logger) -> None:
         self._source = source
         self._log = log
-        self._history: deque[Snapshot] = deque(maxlen=kept)
+        self._history: deque[Snapshot] = deque(maxlen=KEPT)
 
     def take(self, identifier: str, tag: str, *, level: int = logging.INFO, as_json: bool = False) -> Snapshot:
         """Take, keep and log a snapshot: a line for people, or with `as_json` one line of JSON."""

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from multigpu.devices.backends import Backend, Device
+from multigpu.devices import inventory
+from multigpu.devices.backends import Device
 from multigpu.devices.inventory import Inventory
 from multigpu.errors import UnknownDevice
 from multigpu.lifecycle.policy import Standing
@@ -16,10 +17,14 @@ from multigpu.target import Resolver, Target
 ZERO, ONE = DeviceId("cuda", 0), DeviceId("cuda", 1)
 
 
-def resolver(*, fall_back: bool = False) -> Resolver:
-    """Of a machine with two accelerators."""
+@pytest.fixture(autouse=True)
+def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Device(device, str(device), "A", 1 << 30) for device in (ZERO, ONE)]
-    return Resolver(Inventory(lambda: [Backend("cuda", "cuda")], lambda backend: found), fall_back)
+    monkeypatch.setattr(inventory, "probe", lambda backend: found if backend.type == "cuda" else [])
+
+
+def resolver(*, fall_back: bool = False) -> Resolver:
+    return Resolver(Inventory(), fall_back)
 
 
 def test_names_are_resolved_wherever_they_stand() -> None:

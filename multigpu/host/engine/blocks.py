@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import torch
 from comfy.model_patcher import ModelPatcher
@@ -28,6 +30,11 @@ def modules_of(patcher: ModelPatcher) -> dict[str, torch.nn.Module]:
     }
 
 
+def listed_modules(patcher: ModelPatcher) -> dict[str, Any]:
+    """The modules in the host's load list, by name."""
+    return {name: module for *_, name, module, _parameters in patcher._load_list()}
+
+
 def blocks_of(patcher: ModelPatcher) -> list[Block]:
     """One block per module that holds tensors. Modules whose weights the host cannot cast on use are immovable.
 
@@ -35,21 +42,16 @@ def blocks_of(patcher: ModelPatcher) -> list[Block]:
     stay on the compute device, where a full load would put them. Order and compute time are estimates for the model's
     family; `retimed` scales the times to a measured speed.
     """
-    listed = {entry[-3]: entry[-2] for entry in patcher._load_list()}
+    listed = listed_modules(patcher)
     modules, dynamic = modules_of(patcher), patcher.is_dynamic()
     holders = Counter(leaf.data_ptr() for module in modules.values() for leaf in _leaves(module) if leaf.nbytes)
-    estimates = _estimates(modules)
-    return [
-        Block(
-            name=name,
-            bytes=sum(_bytes(module, tensor_name, tensor, dynamic) for _, tensor_name, tensor in own_tensors(module)),
-            kind=type(module).__name__,
-            order=estimates[name].order if name in estimates else None,
-            compute=estimates[name].compute if name in estimates else 0.0,
-            immovable=_why_immovable(module, listed.get(name) is module, holders),
-        )
-        for name, module in modules.items()
-    ]
+    estimates, blocks = _estimates(modules), []
+    for name, module in modules.items():
+        estimate = estimates.get(name, Block(name, 0, compute=0.0))
+        size = sum(_bytes(module, tensor_name, tensor, dynamic) for _, tensor_name, tensor in own_tensors(module))
+        immovable = _why_immovable(module, listed.get(name) is module, holders)
+        blocks.append(replace(estimate, name=name, bytes=size, immovable=immovable))
+    return blocks
 
 
 def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype:

@@ -7,6 +7,8 @@ from typing import Any
 
 from comfy.model_patcher import move_weight_functions, wipe_lowvram_weight
 
+from .blocks import listed_modules
+
 
 def mark_loaded(patcher: Any, away: Set[str]) -> None:
     """Mark all modules of the host's load list as loaded and patched, those in `away` also as cast on use.
@@ -14,7 +16,7 @@ def mark_loaded(patcher: Any, away: Set[str]) -> None:
     A module that is cast on use works wherever its weight is; while its bytes are in the ring on the compute device,
     the cast has nothing to do. Saving and the host's own partial unload read the mark "patched".
     """
-    for *_, name, module, _params in patcher._load_list():
+    for name, module in listed_modules(patcher).items():
         if hasattr(module, "comfy_cast_weights"):
             wipe_lowvram_weight(module)
             module.comfy_force_cast_weights = patcher.force_cast_weights

@@ -42,8 +42,6 @@ class ModelState:
     modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
     """The model's own modules by block, without what object patches may have put in their place."""
     loaded: Loaded | None = None
-    counted: dict[str, int] = field(default_factory=dict)
-    """Bytes by device as counted after the last placing."""
     successor_is_placed: bool = False
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
 

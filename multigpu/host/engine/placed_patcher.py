@@ -198,7 +198,7 @@ class PlacedPatcher(Base):
         if not self._is_ours(state) or state.residence.plan != plan:
             state.residence.apply(plan, state.modules, progress)
             trim_heap()
-            state.counted = prove(self.model, plan)
+            prove(self.model, plan)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
         return plan
 

@@ -6,32 +6,23 @@ whose output is not in its cache, it asks external caches such as this one befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import Caching
 from comfy_execution.cache_provider import register_cache_provider, unregister_cache_provider
 from server import PromptServer
 
 from .prompts import is_own
-from .retention import Retention
+
+if TYPE_CHECKING:
+    from .free_flow import FreeFlow
 
 
 class HandBack(Caching.CacheProvider):
     """Registered when the first prompt with one of our nodes is submitted; asked by the prompt worker."""
 
-    def __init__(
-        self,
-        retention: Retention,
-        started: Callable[[str], None],
-        ended: Callable[[], None],
-        missed: Callable[[], None],
-    ) -> None:
-        """`missed` is called whenever the host has not found a node's output in its cache, so before a loader runs."""
-        self._retention = retention
-        self._started = started
-        self._ended = ended
-        self._missed = missed
+    def __init__(self, flow: FreeFlow) -> None:
+        self._flow = flow
         self.registered = False
 
     def watch_prompts(self) -> None:
@@ -62,22 +53,22 @@ class HandBack(Caching.CacheProvider):
         Outputs are recorded here and not in `on_store`, which the host calls later, perhaps after the prompt.
         """
         if value is None:
-            self._missed()
-            return self._retention.knows(context.node_id)
+            self._flow.tidy()  # the host has not found the output in its cache, so perhaps a loader is about to run
+            return self._flow.retention.knows(context.node_id)
         if not value.ui and all(isinstance(slot, list) for slot in value.outputs):
-            self._retention.remember(context.node_id, context.cache_key_hash, value.outputs)
+            self._flow.retention.remember(context.node_id, context.cache_key_hash, value.outputs)
         return False
 
     async def on_lookup(self, context: Any) -> Any:
         """The recorded outputs for a node. `version` is the host's own cache key, which also covers changed inputs."""
-        outputs = self._retention.hand_back(context.node_id, context.cache_key_hash)
+        outputs = self._flow.retention.hand_back(context.node_id, context.cache_key_hash)
         return None if outputs is None else Caching.CacheValue(outputs=outputs)
 
     async def on_store(self, context: Any, value: Any) -> None:
         """Never called: see `should_cache`."""
 
     def on_prompt_start(self, prompt_id: str) -> None:
-        self._started(prompt_id)
+        self._flow.prompt_started(prompt_id)
 
     def on_prompt_end(self, prompt_id: str) -> None:
-        self._ended()
+        self._flow.prompt_ended()

@@ -56,10 +56,10 @@ class FreeFlow:
         """`tidy` frees what placed models that no longer exist have left on devices. Called on the prompt worker."""
         self._accelerators = accelerators
         self._pressure = pressure
-        self._tidy = tidy
+        self.tidy = tidy
         self._recorder = recorder
         self.retention = Retention()
-        self.hand_back = HandBack(self.retention, self._prompt_started, self._prompt_ended, tidy)
+        self.hand_back = HandBack(self)
         self._unload = Replacement(
             model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all_models
         )
@@ -105,7 +105,7 @@ class FreeFlow:
     # -- the host's unload_all_models -------------------------------------------------------------------------
 
     def _unload_all_models(self) -> None:
-        self._tidy()
+        self.tidy()
         loaded = entries()
         if not self._at_stake(loaded):
             self._unload.original()
@@ -185,17 +185,17 @@ class FreeFlow:
 
     # -- prompts ----------------------------------------------------------------------------------------------
 
-    def _prompt_started(self, prompt_id: str) -> None:
+    def prompt_started(self, prompt_id: str) -> None:
         self._stop_waiting()
-        self._tidy()
+        self.tidy()
         self.retention.ledger.release_cycle(unless_recorded=True)
         prompt = self.retention.prompt_started(prompt_id)
         if self._on and self.retention.take_words(prompt):
             self._cycle.chosen = True
 
-    def _prompt_ended(self) -> None:
+    def prompt_ended(self) -> None:
         """Runs on the prompt worker just before it looks at the flags of the queue."""
-        self._tidy()
+        self.tidy()
         self.retention.ledger.release_cycle(unless_recorded=False)
         self.retention.prompt_ended()
         if self._pressure is not None and self._pressure.next_release(ram_used()) is not None:
@@ -252,10 +252,6 @@ class FreeFlow:
         if self.activate():
             self.retention.anchor(patcher, reason)
 
-    def clear_anchors(self, reason: str) -> int:
-        """Stop holding anything. Returns how many models were held."""
-        return self.retention.clear(reason)
-
     def held(self) -> int:
         """How many models are held."""
         return len(self.retention.ledger.retained_models())
@@ -290,16 +286,11 @@ def _noted(model: Any) -> Noted:
 
 
 def _words(decision: Decision[Any]) -> str:
-    def names(models: Iterable[Any]) -> str:
-        return ", ".join(type(entry.model.model).__name__ for entry in models)
-
-    parts = [
-        f"{what} {named}"
-        for what, models in (("stay", decision.stay), ("stay until the next prompt is over", decision.anchor))
-        if (named := names(models))
-    ]
-    gone = len(decision.eject) + len(decision.delegate)
-    return "; ".join([f"{decision.row}: {gone} unloaded", *parts])
+    parts = [f"{decision.row}: {len(decision.eject) + len(decision.delegate)} unloaded"]
+    for what, staying in (("stay", decision.stay), ("stay until the next prompt is over", decision.anchor)):
+        if staying:
+            parts.append(f"{what} {', '.join(type(entry.model.model).__name__ for entry in staying)}")
+    return "; ".join(parts)
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:

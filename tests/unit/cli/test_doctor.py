@@ -6,24 +6,23 @@ import pytest
 
 from multigpu.cli import main
 from multigpu.cli.doctor import devices
+from multigpu.devices import inventory
 from multigpu.devices.backends import Backend, Device
 from multigpu.devices.inventory import Inventory
 from multigpu.errors import BackendUnavailable
 from multigpu.plan import DeviceId
 
-CUDA = Backend("cuda", "cuda")
 FAST, SLOW = (Device(DeviceId("cuda", i), f"cuda:{i}", name, 24 * 2**30) for i, name in enumerate(("Fast", "Slow")))
 LINKS = {"cuda:1 cuda:0": 19.6e9, "cpu cuda:0": 53.6e9, "cuda:0 cuda:1": 6.31e9}
 
 
-def test_the_speeds_of_every_accelerator_take_one_line() -> None:
-    inventory = Inventory(
-        lambda: [CUDA],
-        lambda backend: [FAST, SLOW],
+def test_the_speeds_of_every_accelerator_take_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "probe", lambda backend: [FAST, SLOW] if backend.type == "cuda" else [])
+    machine = Inventory(
         lambda home, compute: LINKS.get(f"{home} {compute}"),
         lambda compute: 657e12 if compute == FAST.id else 0.48e12,
     )
-    lines = devices(inventory).splitlines()
+    lines = devices(machine).splitlines()
     assert lines[1].startswith("Devices       cuda:0 (Fast, 24.00 GiB), cuda:1 (Slow, 24.00 GiB), cpu (")
     assert lines[-2:] == [
         "  cuda:0      compute 660 TFLOP/s, from cuda:1 20 GB/s, from cpu 54 GB/s",
@@ -31,11 +30,14 @@ def test_the_speeds_of_every_accelerator_take_one_line() -> None:
     ]
 
 
-def test_a_machine_without_accelerators_has_no_speeds() -> None:
+def test_a_machine_without_accelerators_has_no_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(backend: Backend) -> list[Device]:
-        raise BackendUnavailable("cuda is installed but does not work: no driver")
+        if backend.type == "cuda":
+            raise BackendUnavailable("cuda is installed but does not work: no driver")
+        return []
 
-    lines = devices(Inventory(lambda: [CUDA], broken)).splitlines()
+    monkeypatch.setattr(inventory, "probe", broken)
+    lines = devices(Inventory()).splitlines()
     assert lines[1].startswith("Devices       cpu (")
     assert lines[2:] == ["  cuda is installed but does not work: no driver"]
 

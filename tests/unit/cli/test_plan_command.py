@@ -13,8 +13,10 @@ import pytest
 import multigpu.cli
 from multigpu.cli import COMMANDS, machine, main
 from multigpu.cli.plan import parse_budgets
-from multigpu.errors import InputError, TransferFailed
-from multigpu.plan import CPU, DeviceBudget, DeviceId, Plan
+from multigpu.devices import inventory
+from multigpu.devices.backends import Backend, Device
+from multigpu.errors import BackendUnavailable, HostError, InputError
+from multigpu.plan import CPU, DeviceBudget, DeviceId
 from multigpu.units import GIB
 from tests.unit.files.model_files import flux_tensors, linear, write_gguf, write_raw_safetensors, write_safetensors
 
@@ -54,11 +56,11 @@ def test_requests(
 ) -> None:
     code, out, err = run(capsys, flux, "--devices", DEVICES, "--compute", "cuda:0", *words, "--json")
     data = json.loads(out)
-    plan = Plan.from_json(data["plan"])
+    homes = data["plan"]["bytes_by_home"]
     assert (code, err) == (0, "")
     assert (data["request"], data["family"], data["files"]) == (request_, "Flux", [flux])
-    assert plan.total_bytes == FLUX_BYTES
-    assert 0 <= resident - plan.bytes_on(DeviceId("cuda", 0)) < 132_200_000  # the largest block
+    assert sum(homes.values()) == FLUX_BYTES
+    assert 0 <= resident - homes["cuda:0"] < 132_200_000  # the largest block
 
 
 def test_table(capsys: pytest.CaptureFixture[str], flux: str) -> None:
@@ -238,43 +240,27 @@ def test_without_devices_the_machine_is_asked(
     assert err == "multigpu plan: torch is not installed, so only the cpu is known; name other devices with --devices\n"
 
 
-class Accelerators:
-    """What torch tells about two accelerators, or about a kind whose memory it does not tell."""
-
-    def __init__(self, kind: str, memory: list[tuple[int, int]]) -> None:
-        self.type = kind
-        self.memory = memory
-        self.accelerator = self
-        self.cuda = self
-
-    def is_available(self) -> bool:
-        return bool(self.memory)
-
-    def current_accelerator(self) -> Accelerators:
-        return self
-
-    def device_count(self) -> int:
-        return len(self.memory)
-
-    def mem_get_info(self, index: int) -> tuple[int, int]:
-        return self.memory[index]
-
-
 def test_accelerators_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cards(backend: Backend) -> list[Device]:
+        if backend.type == "npu":
+            raise BackendUnavailable("npu is installed but does not work: no driver")
+        sizes = {"cuda": [8, 9], "xpu": [None]}.get(backend.type, [])
+        return [
+            Device(DeviceId(backend.type, index), f"{backend.type}:{index}", "Card", size)
+            for index, size in enumerate(sizes)
+        ]
+
+    monkeypatch.setattr(inventory, "probe", cards)
+    monkeypatch.setattr(inventory, "free_bytes", lambda device: 5 + device.index)
     notes: list[str] = []
-    for kind, memory, expected in (
-        ("cuda", [(5, 8), (6, 9)], ["cuda:0", "cuda:1", "cpu"]),
-        ("cuda", [], ["cpu"]),
-        ("odd", [(5, 8)], ["cpu"]),
-    ):
-        monkeypatch.setitem(sys.modules, "torch", Accelerators(kind, memory))
-        monkeypatch.setattr(machine, "find_spec", lambda name: name == "torch" or None)
-        budgets = machine.machine_budgets(notes.append)
-        assert [str(budget.device) for budget in budgets] == expected
-        assert budgets[-1].total > 0
-        if len(budgets) == 3:
-            assert (budgets[1].free, budgets[1].total) == (6, 9)
-    assert notes == ["torch does not report the memory of odd devices; name them with --devices"]
+    budgets = machine.machine_budgets(notes.append)
+    known = [(str(budget.device), budget.free, budget.total) for budget in budgets]
+    assert known[:-1] == [("cuda:0", 5, 8), ("cuda:1", 6, 9)]
+    assert known[-1][0] == "cpu" and known[-1][2] > 0
+    assert notes == [
+        "npu is installed but does not work: no driver",
+        "torch does not report the memory of xpu:0; name it with --devices",
+    ]
 
 
 def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +286,7 @@ def test_the_dispatcher(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert main() == 2
 
     def broken(name: str, package: str) -> None:
-        raise TransferFailed("the link is gone")
+        raise HostError("the link is gone")
 
     monkeypatch.setattr(multigpu.cli, "import_module", broken)
     assert main(["plan"]) == 1

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from multigpu.devices import backends
+from multigpu.devices import inventory as inventory_module
 from multigpu.devices.backends import BACKENDS, Backend, Device
 from multigpu.devices.inventory import Inventory
 from multigpu.errors import AllocationError, BackendUnavailable, UnknownDevice
@@ -15,7 +16,7 @@ from multigpu.plan import CPU, DeviceId
 GIB = 1024**3
 CARDS = {
     "cuda": [
-        Device(DeviceId("cuda", 0), "cuda:0", "Fast Card", 24 * GIB, (DeviceId("cuda", 1),)),
+        Device(DeviceId("cuda", 0), "cuda:0", "Fast Card", 24 * GIB),
         Device(DeviceId("cuda", 1), "cuda:1", "Old Card", 8 * GIB),
     ],
     "privateuseone": [Device(DeviceId("privateuseone", 0), "directml:0", "Another", None)],
@@ -28,16 +29,21 @@ def two_cards(backend: Backend) -> list[Device]:
     return CARDS.get(backend.type, [])
 
 
-def machine() -> Inventory:
-    return Inventory(lambda: BACKENDS, two_cards)
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers tell of the cards above, and of nothing else."""
+    monkeypatch.setattr(inventory_module, "probe", two_cards)
+
+
+pytestmark = pytest.mark.usefixtures("cards")
 
 
 def test_accelerators_come_in_order_and_the_cpu_last() -> None:
-    assert machine().labels() == ["cuda:0", "cuda:1", "directml:0", "cpu"]
+    assert Inventory().labels() == ["cuda:0", "cuda:1", "directml:0", "cpu"]
 
 
 def test_a_broken_backend_is_reported_not_raised() -> None:
-    assert machine().problems == ("xpu is installed but does not work: no driver",)
+    assert Inventory().problems == ("xpu is installed but does not work: no driver",)
 
 
 @pytest.mark.parametrize(
@@ -54,37 +60,32 @@ def test_a_broken_backend_is_reported_not_raised() -> None:
     ],
 )
 def test_labels_mean_devices(text: str, meant: DeviceId) -> None:
-    assert machine().resolve(text) == meant
-    assert machine().is_here(text)
+    assert Inventory().resolve(text) == meant
+    assert Inventory().find(DeviceId.parse(text)) == meant
 
 
 @pytest.mark.parametrize("text", ["cuda:2", "gpu:3", "mps", "xpu:0", "npu:0"])
 def test_a_device_that_is_not_here_is_refused_with_the_list(text: str) -> None:
     with pytest.raises(UnknownDevice) as refused:
-        machine().resolve(text)
+        Inventory().resolve(text)
     assert str(refused.value).startswith(f"{text} is not on this machine, which has cuda:0 (Fast Card, 24.00 GiB), ")
-    assert not machine().is_here(text)
+    assert Inventory().find(DeviceId.parse(text)) is None
 
 
 def test_what_is_no_device_is_refused_as_such() -> None:
     with pytest.raises(AllocationError, match="is not a device; write its type and number"):
-        machine().resolve("the fast one")
+        Inventory().resolve("the fast one")
 
 
-def test_a_device_is_found_by_its_id() -> None:
-    assert machine().device(DeviceId("cuda", 0)).peers == (DeviceId("cuda", 1),)
-    with pytest.raises(UnknownDevice, match="cuda:7 is not on this machine"):
-        machine().device(DeviceId("cuda", 7))
-
-
-def test_it_is_probed_once_and_not_before_it_is_asked() -> None:
+def test_it_is_probed_once_and_not_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def look(backend: Backend) -> list[Device]:
         seen.append(backend.type)
         return []
 
-    inventory = Inventory(lambda: BACKENDS, look)
+    monkeypatch.setattr(inventory_module, "probe", look)
+    inventory = Inventory()
     assert seen == []
     threads = [threading.Thread(target=inventory.labels) for _ in range(8)]
     for thread in threads:
@@ -111,7 +112,7 @@ FIRST, SECOND = DeviceId("cuda", 0), DeviceId("cuda", 1)
 
 def test_links_are_measured_once_for_each_direction() -> None:
     links = Stopwatch(53.64e9, 12.4e9, 19.96e9)
-    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=links)
+    inventory = Inventory(measure_link=links)
     assert links.asked == []
     for _ in range(2):
         assert inventory.bandwidth(CPU, FIRST) == 54e9
@@ -122,7 +123,7 @@ def test_links_are_measured_once_for_each_direction() -> None:
 
 def test_compute_rates_are_measured_once_for_each_device() -> None:
     rates = Stopwatch(657.3e12, 8.049e12)
-    inventory = Inventory(lambda: BACKENDS, two_cards, measure_flops=rates)
+    inventory = Inventory(measure_flops=rates)
     for _ in range(2):
         assert inventory.flops(FIRST) == 660e12
         assert inventory.flops(SECOND) == 8e12
@@ -131,7 +132,7 @@ def test_compute_rates_are_measured_once_for_each_device() -> None:
 
 def test_what_cannot_be_measured_is_not_tried_again() -> None:
     links, rates = Stopwatch(None), Stopwatch(None)
-    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=links, measure_flops=rates)
+    inventory = Inventory(measure_link=links, measure_flops=rates)
     for _ in range(2):
         assert inventory.bandwidth(CPU, FIRST) is None
         assert inventory.flops(FIRST) is None
@@ -140,7 +141,7 @@ def test_what_cannot_be_measured_is_not_tried_again() -> None:
 
 def test_nothing_is_measured_for_computing_on_the_cpu_or_from_a_device_to_itself() -> None:
     never = Stopwatch()
-    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=never, measure_flops=never)
+    inventory = Inventory(measure_link=never, measure_flops=never)
     assert inventory.bandwidth(FIRST, CPU) is None
     assert inventory.bandwidth(FIRST, FIRST) is None
     assert inventory.flops(CPU) is None
@@ -156,7 +157,7 @@ def test_threads_that_ask_together_wait_for_one_measurement() -> None:
         threading.Event().wait(0.05)  # the others ask meanwhile
         return 25e9
 
-    inventory = Inventory(lambda: BACKENDS, two_cards, measure_link=slow)
+    inventory = Inventory(measure_link=slow)
     figures: list[float | None] = []
     threads = [threading.Thread(target=lambda: figures.append(inventory.bandwidth(CPU, FIRST))) for _ in range(8)]
     for thread in threads:
@@ -169,7 +170,8 @@ def test_threads_that_ask_together_wait_for_one_measurement() -> None:
     assert asked == [(CPU, FIRST)]
 
 
-def test_this_machine_is_probed_without_an_error() -> None:
+def test_this_machine_is_probed_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory_module, "probe", backends.probe)
     inventory = Inventory()
     assert inventory.problems == ()
     assert inventory.devices[-1].id == CPU
@@ -187,6 +189,7 @@ class Failing:
 
 def test_what_a_vendors_module_raises_becomes_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.torch, "mlu", Failing, raising=False)
-    inventory = Inventory(lambda: (Backend("mlu", "mlu", "torch_mlu"),))
+    monkeypatch.setattr(inventory_module, "probe", backends.probe)
+    inventory = Inventory()
     assert inventory.labels() == ["cpu"]
     assert inventory.problems == ("mlu is installed but does not work: driver/library version mismatch",)

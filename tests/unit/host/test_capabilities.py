@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from multigpu.cli import doctor
+from multigpu.host import capabilities
 from multigpu.host.capabilities import Finding, HostCapabilities, probe
 from multigpu.host.surface import SURFACE, Feature, Symbol
 
@@ -27,19 +30,33 @@ DIFFERENT = [
 ]  # fmt: skip
 
 
+Probe = Callable[..., HostCapabilities]
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    """Probes the given symbols."""
+
+    def probe_them(*symbols: Symbol) -> HostCapabilities:
+        monkeypatch.setattr(capabilities, "SURFACE", symbols)
+        return probe()
+
+    return probe_them
+
+
 @pytest.mark.parametrize("symbol", AS_EXPECTED, ids=lambda symbol: symbol.name)
-def test_a_symbol_as_expected_has_no_problem(symbol: Symbol) -> None:
-    assert probe((symbol,)).findings == (Finding(symbol),)
+def test_a_symbol_as_expected_has_no_problem(probed: Probe, symbol: Symbol) -> None:
+    assert probed(symbol).findings == (Finding(symbol),)
 
 
 @pytest.mark.parametrize(("symbol", "problem"), DIFFERENT)
-def test_a_symbol_that_differs_is_named(symbol: Symbol, problem: str) -> None:
-    assert probe((symbol,)).findings == (Finding(symbol, problem),)
+def test_a_symbol_that_differs_is_named(probed: Probe, symbol: Symbol, problem: str) -> None:
+    assert probed(symbol).findings == (Finding(symbol, problem),)
 
 
-def test_only_the_feature_that_needs_the_symbol_is_off() -> None:
+def test_only_the_feature_that_needs_the_symbol_is_off(probed: Probe) -> None:
     missing = Symbol("json", "gone", Feature.LIFECYCLE, "")
-    found = probe((*AS_EXPECTED, missing))
+    found = probed(*AS_EXPECTED, missing)
     assert found.offers(Feature.NODES) and found.offers(Feature.PLACEMENT)
     assert not found.offers(Feature.LIFECYCLE)
     assert list(found.features_off()) == [("keep and eject", "json.gone is missing")]

@@ -90,7 +90,7 @@ def _used() -> set[str]:
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
+                found |= {node.value, f"weight{node.value}"}  # an attribute of a weight: f"{name}_comfy_model_dtype"
     return found
 
 

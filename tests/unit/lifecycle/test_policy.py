@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from multigpu.errors import InputError
-from multigpu.lifecycle.policy import Decision, Standing, decide, flag_for, standing_of
+from multigpu.lifecycle.policy import Decision, Standing, decide, standing_of
 
 FLAGGED, PINNED, UNMANAGED = Standing.EJECT, Standing.KEEP, Standing.DEFAULT
 
@@ -57,7 +57,6 @@ def test_every_combination(out_of_memory: bool) -> None:
 
 def test_the_attribute_has_three_states() -> None:
     assert [standing_of(flag) for flag in (True, False, None, "no", 0)] == [FLAGGED, PINNED] + [UNMANAGED] * 3
-    assert [flag_for(standing) for standing in (FLAGGED, PINNED, UNMANAGED)] == [True, False, None]
 
 
 @pytest.mark.parametrize(

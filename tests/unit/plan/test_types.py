@@ -53,13 +53,6 @@ def test_devices_sort_by_number_not_by_text() -> None:
     assert CPU.is_cpu and not GPU0.is_cpu
 
 
-def test_blocks_and_budgets_survive_json() -> None:
-    for block in (Block("a", 3), Block("b", 4, "linear", 7, 0.25, Reason.TIED)):
-        assert Block.from_json(json.loads(json.dumps(block.to_json()))) == block
-    for offer in (DeviceBudget(CPU, 10, 5), DeviceBudget(GPU1, 10, 10, 1e9)):
-        assert DeviceBudget.from_json(json.loads(json.dumps(offer.to_json()))) == offer
-
-
 @pytest.mark.parametrize("compute", [-1.0, float("nan"), float("inf")])
 def test_a_block_needs_a_real_time(compute: float) -> None:
     with pytest.raises(InputError, match="seconds"):
@@ -101,7 +94,7 @@ def example(forecast: Forecast | None = None) -> Plan:
 
 def test_a_plan_answers_by_block_and_by_device() -> None:
     plan = example()
-    assert plan.home("b") == CPU
+    assert plan["b"].home == CPU
     assert plan["c"].bytes == 30
     assert "a" in plan and "z" not in plan
     assert plan.bytes_on(GPU1) == 70
@@ -110,7 +103,7 @@ def test_a_plan_answers_by_block_and_by_device() -> None:
     assert plan.total_bytes == 100
     assert [placement.block for placement in plan.streamed] == ["b", "c"]
     with pytest.raises(KeyError):
-        plan.home("z")
+        plan["z"]
 
 
 def test_the_bytes_by_home_are_a_copy() -> None:
@@ -129,20 +122,12 @@ def test_plans_are_equal_by_content_and_the_forecast_does_not_count() -> None:
     assert Forecast(0.0, 0.0, ()).slowdown == 1.0
 
 
-@pytest.mark.parametrize("forecast", [None, Forecast(2.0, 1.0, ((CPU, 0.5), (GPU1, 0.25)))])
-def test_a_plan_survives_json(forecast: Forecast | None) -> None:
-    plan = example(forecast)
-    data = json.loads(json.dumps(plan.to_json()))
-    again = Plan.from_json(data)
-    assert again == plan
-    assert again.forecast == forecast
-    assert again.to_json() == plan.to_json()
+def test_a_plan_as_plain_data() -> None:
+    data = json.loads(json.dumps(example(Forecast(2.0, 1.0, ((CPU, 0.5), (GPU1, 0.25)))).to_json()))
+    assert data["version"] == 1 and data["compute"] == "cuda:0"
     assert data["bytes_by_home"] == {"cuda:0": 10, "cpu": 20, "cuda:1": 70}
-
-
-def test_another_version_of_a_plan_is_refused() -> None:
-    with pytest.raises(InputError, match="version 2"):
-        Plan.from_json({"version": 2})
+    assert data["forecast"] == {"step": 2.0, "compute": 1.0, "links": {"cpu": 0.5, "cuda:1": 0.25}}
+    assert example().to_json()["forecast"] is None
 
 
 def test_a_block_is_planned_once() -> None:

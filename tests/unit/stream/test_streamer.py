@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from multigpu.stream import arena as arena_module
 from multigpu.stream.arena import PAGE, Arena
 from multigpu.stream.census import bytes_by_device
 from multigpu.stream.homes import HomedBlock, lay_out_block, settle_in
@@ -159,8 +160,9 @@ def test_the_census_counts_shared_memory_once() -> None:
     assert bytes_by_device(torch.nn.ModuleList([tied, other])) == {CPU: 8 * 8 * 4}
 
 
-def test_arena_segments_hold_what_was_planned() -> None:
-    arena = Arena(CPU, [512, 512, 1024, 256], segment_bytes=1024)
+def test_arena_segments_hold_what_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "SEGMENT_BYTES", 1024)
+    arena = Arena(CPU, [512, 512, 1024, 256])
     rooms = [arena.room(size) for size in (512, 512, 1024, 256)]
     assert [segment.data.numel() for segment in arena.segments] == [1024, 1024, 256]
     starts = [room.flat.data_ptr() - room.segment.data.data_ptr() for room in rooms if room.segment is not None]

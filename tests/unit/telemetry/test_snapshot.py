@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from multigpu.telemetry import recorder as recorder_module
 from multigpu.telemetry.recorder import Recorder
 from multigpu.telemetry.snapshot import DeviceMemory, ModelMemory, Snapshot
 
@@ -39,9 +40,10 @@ def test_the_json_is_one_line_with_every_field() -> None:
     }  # fmt: skip
 
 
-def test_the_history_is_bounded_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_history_is_bounded_and_in_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "KEPT", 3)
     caplog.set_level(logging.INFO, "test.recorder")
-    recorder = Recorder(snapshot, logging.getLogger("test.recorder"), kept=3)
+    recorder = Recorder(snapshot, logging.getLogger("test.recorder"))
     for number in range(5):
         recorder.take("free", str(number))
     assert [kept.tag for kept in recorder.history()] == ["2", "3", "4"]
