@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def start(tree: str | None = None, dynamic: bool = False) -> None:
     """Import the host as its main.py does. Call once, before anything of `comfy` is imported."""
     bundle = ROOT / ".bundle"
     sys.path[:0] = [str(ROOT), str(tree or bundle / "ComfyUI"), str(bundle / "site")]
+    sys.path.append(server_packages())
     import multigpu.plan  # noqa: F401  before the host puts its own multigpu.py on the path
 
     sys.argv = [sys.argv[0], *([] if dynamic else ["--disable-dynamic-vram"])]
@@ -40,6 +42,16 @@ def start(tree: str | None = None, dynamic: bool = False) -> None:
         comfy_aimdo.control.set_log_warning()
         comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
         comfy.memory_management.aimdo_enabled = True
+
+
+def server_packages() -> str:
+    """The folder with the packages that the host's server needs: unpacked from the bundle, if they are not yet."""
+    folder = Path(model_path("packages"))
+    if not folder.is_dir():
+        for wheel in (ROOT / ".bundle" / "wheels").glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+    return str(folder)
 
 
 def write_flux(path: str, hidden: int, double: int, single: int, context: int, vector: int) -> None:

@@ -15,11 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -94,8 +92,11 @@ def check_lora(check: Checks, comfy: Driver, static: bool) -> None:
     """Bit for bit on the static host. DynamicVRAM applies a LoRA at every use, in the type of the weights: alike."""
     stock = workflows.flux(lora=0.8)
     want, got = draw(comfy, stock), draw(comfy, placed(stock, "model", **HALF))
-    off = numpy.abs(pixels(got[0]) - pixels(want[0])).max()
-    check("flux with a LoRA, half in RAM", off <= (0 if static else 16), f"{off:.0f} of 255 off")
+    off = difference(got, want)
+    alike = difference(draw(comfy, workflows.flux(seed=7, lora=0.8)), want) / 4
+    check(
+        "flux with a LoRA, half in RAM", off <= (0 if static else alike), f"{off:.1f} of 255 off, {alike:.1f} allowed"
+    )
     plain = draw(comfy, placed(workflows.flux(), "model", **HALF))
     check("the LoRA taken off again", plain == draw(comfy, workflows.flux()) != want, resting(comfy))
     comfy.free(unload_models=True, free_memory=True)
@@ -114,15 +115,18 @@ def check_report(check: Checks, comfy: Driver) -> None:
 def check_cpu_parts(check: Checks, comfy: Driver) -> None:
     """The CPU's arithmetic is another: the pictures only have to be alike."""
     want = draw(comfy, workflows.flux())
+    alike = difference(draw(comfy, workflows.flux(seed=7)), want) / 4
     for part in ("clip", "vae"):
-        got = draw(comfy, placed(workflows.flux(), part, compute_device="cpu"))
-        off = numpy.abs(pixels(got[0]) - pixels(want[0])).max()
-        check(f"{part} on the CPU, the model on the GPU", off <= 16, f"{off:.0f} of 255 off; {resting(comfy)}")
+        off = difference(draw(comfy, placed(workflows.flux(), part, compute_device="cpu")), want)
+        detail = f"{off:.1f} of 255 off, {alike:.1f} allowed; {resting(comfy)}"
+        check(f"{part} on the CPU, the model on the GPU", off <= alike, detail)
     comfy.free(unload_models=True, free_memory=True)
 
 
-def pixels(picture: Picture) -> Any:
-    return numpy.frombuffer(picture.pixels, dtype=numpy.uint8).astype(int)
+def difference(some: tuple[Picture, ...], others: tuple[Picture, ...]) -> float:
+    """The mean difference of the pixels. Pictures are alike if it is a quarter of that of another seed, or less."""
+    one, other = (numpy.frombuffer(pictures[0].pixels, dtype=numpy.uint8).astype(int) for pictures in (some, others))
+    return float(numpy.abs(one - other).mean())
 
 
 def check_large(check: Checks, comfy: Driver) -> None:
@@ -155,10 +159,6 @@ def resting(comfy: Driver) -> str:
 
 @contextmanager
 def started(tree: Path, models: Path, base: Path, static: bool) -> Iterator[Driver]:
-    packages = base / "packages"
-    for wheel in (BUNDLE / "wheels").glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(packages)
     frontend = base / "frontend"
     frontend.mkdir()
     (frontend / "index.html").write_text("no frontend here")
@@ -170,7 +170,7 @@ def started(tree: Path, models: Path, base: Path, static: bool) -> Iterator[Driv
         packs={PACK: ROOT},
         first_packs=DEBUG_PACKS,
         flags=("--disable-dynamic-vram",) if static else (),
-        environment={"PYTHONPATH": os.pathsep.join([str(BUNDLE / "site"), str(packages)])},
+        environment={"PYTHONPATH": os.pathsep.join([str(BUNDLE / "site"), bench_host.server_packages()])},
         frontend=frontend,
     )
     server = Server(spec)
