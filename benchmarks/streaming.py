@@ -130,11 +130,10 @@ def main() -> None:
     parser.add_argument("--ring", type=int, help="MiB of staging memory")
     options = parser.parse_args()
     host.start(options.host, options.dynamic)
-    shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
-    path = host.flux_file(options.small, shape)
+    path = host.flux_file("small" if options.small else "whole")
     link = link_speed()
     baseline = {"ram": host.anonymous_bytes()}
-    forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
+    forward = host.Forward(torch.device("cuda:0"))
     dtype = torch.float8_e4m3fn if options.fp8 else None
     patcher = host.load(path, dtype)
     host.load_on_device(patcher)

@@ -14,6 +14,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 FLUX_DEV = {"hidden": 3072, "double": 19, "single": 38, "context": 4096, "vector": 768}
+SIZES = {"whole": {}, "small": {"double": 2, "single": 4}, "narrow": {"hidden": 384}}
+"""Flux-dev, or smaller: fewer blocks, or as many thin ones."""
 
 
 def start(tree: str | None = None, dynamic: bool = False) -> None:
@@ -99,11 +101,11 @@ def write_flux(path: str, hidden: int, double: int, single: int, context: int, v
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def flux_file(small: bool, shape: dict[str, int]) -> str:
-    """The model file, made if it is not there yet."""
-    path = model_path(f"flux_shaped_{'small' if small else 'whole'}.safetensors")
+def flux_file(size: str) -> str:
+    """The model file of a size, made if it is not there yet."""
+    path = model_path(f"flux_shaped_{size}.safetensors")
     if not os.path.exists(path):
-        write_flux(path, **shape)
+        write_flux(path, **{**FLUX_DEV, **SIZES[size]})
     return path
 
 
@@ -124,7 +126,7 @@ def place(patcher: Any, allocation: str) -> Any:
 class Forward:
     """One denoising forward of a Flux-shaped model at `side` x `side` pixels, with fixed inputs."""
 
-    def __init__(self, device: torch.device, side: int, context: int, vector: int) -> None:
+    def __init__(self, device: torch.device, side: int = 1024) -> None:
         random = torch.Generator(device="cpu").manual_seed(1)
 
         def noise(*shape: int) -> torch.Tensor:
@@ -133,8 +135,8 @@ class Forward:
         self.latent = noise(1, 16, side // 8, side // 8).float()
         self.timestep = torch.full((1,), 0.7, device=device)
         self.conditions = {
-            "c_crossattn": noise(1, 256, context),
-            "y": noise(1, vector),
+            "c_crossattn": noise(1, 256, FLUX_DEV["context"]),
+            "y": noise(1, FLUX_DEV["vector"]),
             "guidance": torch.full((1,), 3.5, device=device),
         }
 

@@ -122,10 +122,9 @@ def main() -> int:
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     host.start(options.host, options.dynamic)
-    shape = {**host.FLUX_DEV, "double": 2, "single": 4} if options.small else host.FLUX_DEV
-    path = host.flux_file(options.small, shape)
-    forward = host.Forward(torch.device("cuda:0"), 1024, shape["context"], shape["vector"])
-    host.warm_up(host.flux_file(True, {**host.FLUX_DEV, "double": 2, "single": 4}), forward)
+    path = host.flux_file("small" if options.small else "whole")
+    forward = host.Forward(torch.device("cuda:0"))
+    host.warm_up(host.flux_file("small"), forward)
     check = Checks()
     from multigpu.stream.streamer import Streamer
 
