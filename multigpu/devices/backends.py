@@ -39,7 +39,8 @@ BACKENDS = (
 
 def all_backends() -> tuple[Backend, ...]:
     """The table, and whatever else `torch.accelerator` knows in this process."""
-    current = torch.accelerator.current_accelerator()
+    accelerator = getattr(torch, "accelerator", None)  # torch before 2.6 has none
+    current = None if accelerator is None else accelerator.current_accelerator()
     if current is None or any(backend.type == current.type for backend in BACKENDS):
         return BACKENDS
     return (*BACKENDS, Backend(current.type, current.type))
@@ -93,9 +94,9 @@ def _available(module: Any) -> bool:
 
 
 def _device(backend: Backend, module: Any, index: int) -> Device:
-    label = backend.label if backend.type == "mps" else f"{backend.label}:{index}"
-    total = _total(backend, module, index)
-    return Device(DeviceId(backend.type, index), label, _name(backend, module, index), total)
+    device = DeviceId.parse(f"{backend.type}:{index}")
+    label = f"{backend.label}{str(device).removeprefix(backend.type)}"
+    return Device(device, label, _name(backend, module, index), _total(backend, module, index))
 
 
 def _name(backend: Backend, module: Any, index: int) -> str:

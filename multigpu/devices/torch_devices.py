@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from ..plan import CPU, DeviceId
-
-WITHOUT_CURRENT = {"cpu", "mps", "privateuseone"}
-"""Backends where torch has no current device to choose."""
+from ..plan import DeviceId
+from ..plan.types import WITHOUT_INDEX
 
 
 def torch_device(device: DeviceId) -> torch.device:
@@ -19,19 +18,36 @@ def torch_device(device: DeviceId) -> torch.device:
 
 def device_id(device: torch.device) -> DeviceId:
     """A torch device as a `DeviceId`; without an index it is the backend's current device."""
-    if device.type == "cpu":
-        return CPU
-    index = device.index if device.index is not None else torch.get_device_module(device).current_device()
+    if device.type in WITHOUT_INDEX:
+        return DeviceId(device.type, None)
+    index, module = device.index, _with_current(device)
+    if index is None:
+        index = 0 if module is None else module.current_device()
     return DeviceId(device.type, index)
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor is, as the host names it. A tensor says `mps:0`, the host `mps`, and torch finds them unequal."""
+    where = tensor.device
+    return torch.device(where.type) if where.type in WITHOUT_INDEX else where
+
+
+def _with_current(device: torch.device) -> Any:
+    """torch.cuda, torch.xpu, torch.npu ... if it has a current device to choose; None for all other devices."""
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if hasattr(module, "current_device") and hasattr(module, "set_device") else None
 
 
 @contextmanager
 def current_device(device: torch.device) -> Iterator[None]:
-    """Make `device` torch's current one in this thread; the previous one is restored, whatever happens inside."""
-    if device.type in WITHOUT_CURRENT:
+    """Make `device` torch's current one in this thread; the previous one is restored, whatever happens inside.
+
+    Does nothing for a backend in which torch has no current device.
+    """
+    module = _with_current(device)
+    if module is None:
         yield
         return
-    module = torch.get_device_module(device)
     before = module.current_device()
     module.set_device(device)
     try:

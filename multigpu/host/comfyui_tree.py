@@ -43,9 +43,10 @@ def enter(tree: Path) -> None:
     kept = sys.argv[1:]
     try:
         import comfy.options
-        import torch
 
-        sys.argv[1:] = [] if torch.accelerator.is_available() else ["--cpu"]
+        from ..devices.inventory import Inventory
+
+        sys.argv[1:] = [] if Inventory().accelerators else ["--cpu"]
         comfy.options.enable_args_parsing()
         import comfy.cli_args
 

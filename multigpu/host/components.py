@@ -12,7 +12,7 @@ import torch
 from comfy import model_management
 from comfy.model_patcher import ModelPatcher
 
-from ..devices.torch_devices import current_device
+from ..devices.torch_devices import current_device, device_of
 from ..errors import InputError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ElsewhereModel:
         self._device = device
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        back = next((value.device for value in named.values() if isinstance(value, torch.Tensor)), self._device)
+        back = next((device_of(value) for value in named.values() if isinstance(value, torch.Tensor)), self._device)
         if back == self._device:
             return self._model(*arguments, **named)
         with current_device(self._device):

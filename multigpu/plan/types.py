@@ -15,6 +15,8 @@ from typing import Any
 from ..errors import AllocationError, InputError
 
 CPU_TYPE = "cpu"
+WITHOUT_INDEX = (CPU_TYPE, "mps")
+"""Types of which a machine has one device: torch and the host name it without a number."""
 _DEVICE = re.compile(r"([a-z]+)(?::([0-9]{1,4}))?", re.ASCII)
 
 RAM_BANDWIDTH = 25e9
@@ -26,33 +28,37 @@ PEER_BANDWIDTH = 12e9
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class DeviceId:
-    """A device: its type and, except for `cpu`, its index. `str()` gives `cuda:0` or `cpu`."""
+    """A device as torch and the host name it: its type and, except for `WITHOUT_INDEX`, its index.
+
+    `str()` gives `cuda:0`, `mps` or `cpu`.
+    """
 
     type: str
     index: int | None
 
     def __post_init__(self) -> None:
-        if (self.index is None) != (self.type == CPU_TYPE):
+        if (self.index is None) != (self.type in WITHOUT_INDEX):
+            names = " and ".join(WITHOUT_INDEX)
             raise AllocationError(
-                f"device type {self.type!r} with index {self.index}: cpu has no index, every other device has one"
+                f"device type {self.type!r} with index {self.index}: {names} have no index, every other device has one"
             )
 
     @classmethod
     def parse(cls, text: str) -> DeviceId:
-        """Read `cuda:0`, `cuda` (index 0) or `cpu`, in any case. Raises `AllocationError`."""
+        """Read `cuda:0`, `cuda` (the same), `mps`, `mps:0` (the same) or `cpu`. Raises `AllocationError`."""
         match = _DEVICE.fullmatch(text.strip().lower())
         if match is None:
             raise AllocationError(f"{text!r} is not a device; write its type and number, as in cuda:0, or cpu")
         kind, index = match.group(1), int(match.group(2) or 0)
-        if kind != CPU_TYPE:
+        if kind not in WITHOUT_INDEX:
             return cls(kind, index)
         if index:
-            raise AllocationError(f"{text!r} is not a device: there is one cpu; write cpu")
-        return CPU
+            raise AllocationError(f"{text!r} is not a device: there is one {kind}; write {kind}")
+        return cls(kind, None)
 
     @property
     def is_cpu(self) -> bool:
-        return self.index is None
+        return self.type == CPU_TYPE
 
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"

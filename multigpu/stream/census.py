@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 
+from ..devices.torch_devices import device_of
 from ..errors import PlacementNotApplied
 from ..plan import Plan
 from ..units import format_bytes
@@ -18,10 +19,10 @@ def bytes_by_device(module: torch.nn.Module) -> dict[torch.device, int]:
     count: Counter[torch.device] = Counter()
     for tensor in [*module.parameters(), *module.buffers()]:
         for leaf in leaves_of(tensor)[0]:
-            where = (leaf.device, leaf.data_ptr())
+            where = (device_of(leaf), leaf.data_ptr())
             if leaf.nbytes and where not in seen:
                 seen.add(where)
-                count[leaf.device] += leaf.nbytes
+                count[where[0]] += leaf.nbytes
     return dict(count)
 
 

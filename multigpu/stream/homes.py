@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import TensorWeakRef
 
+from ..devices.torch_devices import device_of
 from .arena import Room
 from .layout import Leaf, Rebuild, lay_out, leaves_of
 
@@ -75,7 +76,7 @@ class HomedBlock:
 
     @property
     def device(self) -> torch.device:
-        return self.room.flat.device
+        return device_of(self.room.flat)
 
     def is_home(self) -> bool:
         return all(tensor.is_home() for tensor in self.tensors)

@@ -34,10 +34,8 @@ class Lane(Protocol):
 
 def device_module(device: torch.device) -> Any:
     """torch.cuda, torch.xpu, torch.npu ... if it has streams and events; None for all other devices."""
-    if device.type in ("cpu", "meta"):
-        return None
-    module = torch.get_device_module(device)
-    return module if hasattr(module, "Stream") and hasattr(module, "Event") and hasattr(module, "stream") else None
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if all(hasattr(module, name) for name in ("Stream", "Event", "stream", "synchronize")) else None
 
 
 class SynchronousLane:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..devices.torch_devices import torch_device
+from ..devices.torch_devices import device_of, torch_device
 from ..plan import Plan
 from .arena import Arena, Segment
 from .homes import HomedBlock, as_parameter, lay_out_block, moved, own_tensors, settle_in
@@ -213,7 +213,7 @@ def move(module: torch.nn.Module, device: torch.device) -> None:
 
 def _move(slots: dict[str, Any], name: str, device: torch.device) -> None:
     leaves, rebuild = leaves_of(slots[name])
-    if any(leaf.device != device for leaf in leaves):
+    if any(device_of(leaf) != device for leaf in leaves):
         with torch.inference_mode(False), torch.no_grad():
             there = [torch.zeros_like(leaf, device=device) if leaf.is_meta else leaf.to(device) for leaf in leaves]
         slots[name] = moved(slots[name], rebuild(there))
@@ -222,4 +222,4 @@ def _move(slots: dict[str, Any], name: str, device: torch.device) -> None:
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`, usable in and outside of inference mode; itself if it is that already."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_inference()
-    return tensor if plain and tensor.device == device else copy_to(tensor, device)
+    return tensor if plain and device_of(tensor) == device else copy_to(tensor, device)

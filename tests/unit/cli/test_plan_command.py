@@ -63,6 +63,13 @@ def test_requests(
     assert 0 <= resident - homes["cuda:0"] < 132_200_000  # the largest block
 
 
+def test_a_mac_has_one_gpu_without_a_number(capsys: pytest.CaptureFixture[str], flux: str) -> None:
+    for name in ("mps", "mps:0"):
+        code, out, err = run(capsys, flux, "--devices", f"{name}=16g@100,cpu=64g@25", f"{name},50%;cpu,50%")
+        assert (code, err) == (0, "")
+        assert "\nmps (computes)" in out and "request mps,50%;cpu,50%" in out and "mps:0" not in out
+
+
 def test_table(capsys: pytest.CaptureFixture[str], flux: str) -> None:
     code, out, err = run(capsys, flux, "--devices", DEVICES, "cuda:0,8gb;cpu,*", "--step-seconds", "0.4")
     lines = out.splitlines()

@@ -55,7 +55,7 @@ def test_bytes(amount: str, size: int) -> None:
         ("cuda:0,25%;cpu,75%", Mode.RATIO, (Part(GPU0, 250_000_000), Part(CPU, 750_000_000))),
         ("cuda:0,1%;cpu,3%", Mode.RATIO, (Part(GPU0, 10_000_000), Part(CPU, 30_000_000))),
         ("cuda:0,50 %;cpu,*", Mode.RATIO, (Part(GPU0, 500_000_000), REST)),
-        ("mps,50%;cpu,50%", Mode.RATIO, (Part(DeviceId("mps", 0), 500_000_000), Part(CPU, 500_000_000))),
+        ("mps,50%;cpu,50%", Mode.RATIO, (Part(DeviceId("mps", None), 500_000_000), Part(CPU, 500_000_000))),
         ("cuda:0,0.8;cpu,0.5", Mode.FRACTION, (Part(GPU0, 800_000_000), Part(CPU, 500_000_000))),
         ("cuda:0,1", Mode.FRACTION, (Part(GPU0, 1_000_000_000),)),
         ("0.8", Mode.FRACTION, (Part(None, 800_000_000),)),
@@ -71,7 +71,7 @@ def test_modes(text: str, mode: Mode, parts: tuple[Part, ...]) -> None:
     assert parse_request(text) == Expert(mode, parts)
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", "npu", "mlu", "directml", "corex", "gb", "kbmg"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "npu", "mlu", "directml", "corex", "gb", "kbmg"])
 def test_a_device_name_is_never_read_as_a_unit(kind: str) -> None:
     assert parse_request(f"{kind}:1,50%;cpu,50%") == Expert(
         Mode.RATIO, (Part(DeviceId(kind, 1), 500_000_000), Part(CPU, 500_000_000))

@@ -20,10 +20,9 @@ from .shapes import GPU0, GPU1
         (" CUDA:10 ", DeviceId("cuda", 10)),
         ("cpu", CPU),
         ("cpu:0", CPU),
-        *(
-            (f"{kind}:1", DeviceId(kind, 1))
-            for kind in ("mps", "xpu", "npu", "mlu", "directml", "corex", "privateuseone")
-        ),
+        ("mps", DeviceId("mps", None)),
+        ("MPS:0", DeviceId("mps", None)),
+        *((f"{kind}:1", DeviceId(kind, 1)) for kind in ("xpu", "npu", "mlu", "directml", "corex", "privateuseone")),
     ],
 )
 def test_devices_parse(text: str, device: DeviceId) -> None:
@@ -32,7 +31,7 @@ def test_devices_parse(text: str, device: DeviceId) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "0", "cuda:0:0", "cuda:99999", "größe"]
+    "text", ["", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "mps:1", "0", "cuda:0:0", "cuda:99999", "größe"]
 )
 def test_what_is_no_device_is_refused_by_name(text: str) -> None:
     with pytest.raises(AllocationError, match="is not a device") as caught:
@@ -40,8 +39,8 @@ def test_what_is_no_device_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("cuda", None)])
-def test_only_cpu_has_no_index(kind: str, index: int | None) -> None:
+@pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("mps", 0), ("cuda", None)])
+def test_only_cpu_and_mps_have_no_index(kind: str, index: int | None) -> None:
     with pytest.raises(AllocationError, match="index"):
         DeviceId(kind, index)
 
@@ -50,7 +49,7 @@ def test_devices_sort_by_number_not_by_text() -> None:
     names = ["cuda:10", "cuda:2", "cpu", "xpu:0"]
     assert [str(device) for device in sorted(map(DeviceId.parse, names))] == ["cpu", "cuda:2", "cuda:10", "xpu:0"]
     assert CPU <= GPU0 < GPU1
-    assert CPU.is_cpu and not GPU0.is_cpu
+    assert CPU.is_cpu and not GPU0.is_cpu and not DeviceId("mps", None).is_cpu
 
 
 @pytest.mark.parametrize("compute", [-1.0, float("nan"), float("inf")])

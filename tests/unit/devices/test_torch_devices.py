@@ -1,0 +1,87 @@
+"""Devices as torch, the host and we name them. torch makes device objects of every type, also where there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from multigpu.devices import backends
+from multigpu.devices.backends import Backend, free_bytes, probe
+from multigpu.devices.caches import cached_bytes, clear_caches
+from multigpu.devices.torch_devices import current_device, device_id, device_of, torch_device
+from multigpu.plan import CPU, DeviceId
+from multigpu.stream.lanes import SynchronousLane, device_module, open_lane
+
+MPS, DIRECTML = DeviceId("mps", None), DeviceId("privateuseone", 0)
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("cpu", CPU),
+        ("mps", MPS),
+        ("mps:0", MPS),
+        ("privateuseone", DIRECTML),
+        ("privateuseone:0", DIRECTML),
+        ("cuda:1", DeviceId("cuda", 1)),
+    ],
+)
+def test_torch_devices_have_one_name(name: str, device: DeviceId) -> None:
+    assert device_id(torch.device(name)) == device
+    assert device_id(torch_device(device)) == device
+
+
+def test_the_device_of_a_mac_is_the_hosts() -> None:
+    """The host compares with `torch.device("mps")`, to which `torch.device("mps:0")` is not equal."""
+    assert torch_device(DeviceId.parse("mps:0")) == torch.device("mps") != torch.device("mps:0")
+    assert device_of(SimpleNamespace(device=torch.device("mps:0"))) == torch.device("mps")  # type: ignore[arg-type]
+    assert device_of(torch.empty(0)) == torch.device("cpu")
+    assert device_of(torch.empty(0, device="meta")) == torch.device("meta")
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps", "privateuseone:0"])
+def test_backends_without_streams_or_a_current_device_work_synchronously(name: str) -> None:
+    device = torch.device(name)
+    with current_device(device):
+        assert device_module(device) is None
+    assert isinstance(open_lane(torch.device("cpu"), device), SynchronousLane)
+    assert isinstance(open_lane(device, torch.device("cpu")), SynchronousLane)
+
+
+def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    module = SimpleNamespace(
+        device_count=lambda: 1,
+        recommended_max_memory=lambda: 12 * GIB,
+        driver_allocated_memory=lambda: GIB if emptied else 3 * GIB,
+        current_allocated_memory=lambda: GIB,
+        empty_cache=lambda: emptied.append("mps"),
+    )
+    monkeypatch.setattr(torch, "mps", module)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    (device,) = probe(Backend("mps", "mps"))
+    assert (device.id, device.label, device.total) == (MPS, "mps", 12 * GIB)
+    assert free_bytes(MPS) == 9 * GIB and cached_bytes(MPS) == 2 * GIB
+    assert clear_caches([MPS]) == {MPS: 2 * GIB} and emptied == ["mps"]
+
+
+def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 2, device_name=lambda index: f"Card {index}"
+    )
+    monkeypatch.setattr(backends, "find_spec", lambda name: name == "torch_directml")
+    monkeypatch.setattr(backends.importlib, "import_module", lambda name: package)
+    found = probe(Backend("privateuseone", "directml", "torch_directml"))
+    assert [(device.id, device.label, device.name) for device in found] == [
+        (DIRECTML, "directml:0", "Card 0"),
+        (DeviceId("privateuseone", 1), "directml:1", "Card 1"),
+    ]
+    assert found[0].total is None and free_bytes(DIRECTML) is None and clear_caches([DIRECTML]) == {}
+
+
+def test_torch_before_2_6_has_no_accelerator_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "accelerator")
+    assert backends.all_backends() == backends.BACKENDS
