@@ -1,10 +1,11 @@
 """Functions for other packs and for our own nodes: which models stay loaded, freeing memory, and reporting it.
 
-They work inside ComfyUI only. Where a function of ComfyUI that they need differs from what we expect,
-`set_keep_loaded` does nothing and the others raise HostIncompatible. The attribute `_mgpu_unload_distorch_model` on an
-inner model may be read and set by anyone: True is eject, False is keep; without it ComfyUI's own rules apply. It has an
-effect once `set_keep_loaded` or `add_retention_anchor` has been called, which our nodes do when they are told to keep
-or eject something.
+Other packs import them from `comfyui_multigpu`, inside the functions that use them: packs are loaded in no fixed order,
+and without this pack the import raises ImportError. They work inside ComfyUI only. Where a function of ComfyUI that
+they need differs from what we expect, `set_keep_loaded` does nothing and the others raise HostIncompatible. The
+attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True is eject, False is keep;
+without it ComfyUI's own rules apply. It has an effect once a model was placed, or `set_keep_loaded` or
+`add_retention_anchor` was called, which our nodes do when they are told to keep or eject something.
 """
 
 from __future__ import annotations

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import api
 from .runtime import LOGGER, current
+
+API = "comfyui_multigpu"
+"""The name by which other packs import `api`: ComfyUI imports the pack itself under the path of its folder."""
 
 _RUNTIME = ".multigpu.runtime"
 """How the module name of `runtime.py` ends in every copy of the pack: ComfyUI puts the path of the folder before it."""
@@ -27,6 +31,7 @@ async def comfy_entrypoint() -> Any:
     else:
         runtime = current()
         if runtime.settings.enabled:
+            sys.modules[API] = api
             runtime.free_flow.watch_prompts()
 
     class MultiGPUExtension(ComfyExtension):

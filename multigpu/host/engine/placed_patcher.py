@@ -33,7 +33,6 @@ from .blocks import modules_of
 from .cast_weights import mark_loaded
 from .donor_room import make_room
 from .model_states import ATTACHMENT, Loaded, ModelState, ModelStates, Placed
-from .static_clone import static_clone
 
 if TYPE_CHECKING:
     Base = ModelPatcher
@@ -289,18 +288,13 @@ def placed_class(cls: type, states: ModelStates) -> type:
 
 
 def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatcher:
-    """A clone of `patcher` that loads its model by `plan`. `patcher` itself is not changed.
-
-    For a patcher of DynamicVRAM, a static one is made from the same file: the host's dynamic patcher decides by itself
-    where weights are.
-    """
-    placed = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
-    placed.load_device = torch.device(str(plan.compute))
-    placed.attachments[ATTACHMENT] = Placed(plan, states)
-    placed.remove_callbacks_with_key(CallbacksMP.ON_CLONE, ATTACHMENT)
-    placed.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _register)
-    _register(placed, placed)
-    return placed
+    """Make a static patcher that nobody else uses load its model by `plan`. Returns it."""
+    patcher.load_device = torch_device(plan.compute)
+    patcher.attachments[ATTACHMENT] = Placed(plan, states)
+    patcher.remove_callbacks_with_key(CallbacksMP.ON_CLONE, ATTACHMENT)
+    patcher.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _register)
+    _register(patcher, patcher)
+    return patcher
 
 
 def _register(patcher: Any, clone: Any) -> None:
