@@ -74,7 +74,7 @@ class Runtime:
         from .host.placing.device_scope import DeviceScope
         from .host.placing.placer import Placer
 
-        return Placer(self.inventory, self.capabilities, self.states, DeviceScope(), self.free_flow.keep)
+        return Placer(self.inventory, self.capabilities, self.states, DeviceScope(), self.free_flow)
 
     @functools.cached_property
     def recorder(self) -> Recorder:

@@ -17,6 +17,9 @@ class NoFreeFlow:
     def watch_prompts(self) -> None:
         pass
 
+    def placed(self, patcher: Any) -> None:
+        pass
+
     def keep(self, component: Any, wanted: Any) -> None:
         pass
 

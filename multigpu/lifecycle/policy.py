@@ -58,6 +58,14 @@ TABLE: dict[str, dict[Standing, Step]] = {
 }
 
 
+UNLOADED = {
+    "some pinned": "not set to keep",
+    "nothing said": "nothing is set to keep",
+    "out of memory": "out of memory",
+}
+"""Why a row unloads what it delegates to the host."""
+
+
 @dataclass(frozen=True)
 class Decision(Generic[Model]):
     """The result of applying the row `row` of the table. Every given model is in exactly one of the tuples.

@@ -69,9 +69,11 @@ def loader_node(
                 return io.NodeOutput(*_loaded(values, load))
             standing = Standing.read(values.pop("keep_loaded"))
             components = _loaded_once(node_id, values, load)
-            for component in components:
-                if standing is not Standing.DEFAULT or find_component(component) is not None:
-                    runtime.free_flow.keep(component, standing)
+            kept = [component for component in components if find_component(component) is not None]
+            if not kept and standing is not Standing.DEFAULT:
+                kept = [*components]  # raises: none of them has a patcher. (A checkpoint may lack some of its parts.)
+            for component in kept:
+                runtime.free_flow.keep(component, standing)
             return io.NodeOutput(*components)
 
     Loader.__name__ = Loader.__qualname__ = node_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 
 from ..units import format_bytes
@@ -51,14 +52,15 @@ class Snapshot:
     anchors: int
 
     def line(self) -> str:
-        """For people: `free 3 post-unload: process 1.2 GiB, RAM 12.1 of 23.5 GiB, cuda:0 20.1 of 24 GiB free; ...`."""
+        """For people: `free 3 post-unload at 12:03:59: process 1.2 GiB, RAM 12.1 GiB of 23.5 GiB, cuda:0 ...`."""
         parts = [
             f"process {format_bytes(self.process_bytes)}",
             f"RAM {format_bytes(self.ram_used)} of {format_bytes(self.ram_total)}",
             *(f"{its.device} {format_bytes(its.free)} of {format_bytes(its.total)} free" for its in self.devices),
         ]
         models = ", ".join(f"{model.name} ({model.standing}, {model.device})" for model in self.models) or "none"
-        return f"{self.identifier} {self.tag}: {', '.join(parts)}; loaded: {models}; anchors: {self.anchors}"
+        now = time.strftime("%H:%M:%S", time.localtime(self.time))
+        return f"{self.identifier} {self.tag} at {now}: {', '.join(parts)}; loaded: {models}; held: {self.anchors}"
 
     def json(self) -> str:
         """One line of JSON with every field."""

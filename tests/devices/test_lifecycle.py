@@ -93,6 +93,26 @@ def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Ma
     assert machine.objects()["Flux"] == before["Flux"]
 
 
+def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(machine: Machine) -> None:
+    workflow = on_devices(94, model=(ONE, "default"), clip=("cpu", "default"))
+    machine.draw(workflow)
+    assert {row["model_class"]: row["load_device"] for row in machine.models()} == {
+        "Flux": ONE, "SD3ClipModel_": "cpu", "TAESD": ZERO,
+    }  # fmt: skip
+    with machine.said() as lines:
+        machine.free(unload_models=True)
+    assert machine.objects() == {}, "ComfyUI's own unload leaves models on the CPU"
+    assert [tag for _, tag in machine.tags()[-4:]] == ["pre-unload", "post-unload", "post-reset", "post-gc"]
+    (words,) = (line for line in lines if "(nothing is set to keep)" in line)
+    assert all(name in words for name in ("Flux", "SD3ClipModel_", "TAESD"))
+    for device in (ZERO, ONE, TWO):
+        assert sum(f"cache of {device}: " in line and "given back" in line for line in lines) == 1
+    assert machine.draw(flux(95)) and machine.objects()
+    with machine.said() as lines:
+        machine.free(unload_models=True)
+    assert not [line for line in lines if "MultiGPU" in line], "a workflow without our nodes is ComfyUI's alone"
+
+
 def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) -> None:
     """A placed model with weights on two donors: pinned it stays as it is placed, ejected it leaves all devices."""
     workflow = flux(92, model="keep")

@@ -19,15 +19,17 @@ class Studio:
 
     def __init__(self, models: str, kind: str, world: Any) -> None:
         from multigpu.devices.inventory import Inventory
+        from multigpu.errors import HostIncompatible
         from multigpu.host.capabilities import probe
         from multigpu.host.engine.model_states import ModelStates
         from multigpu.host.placing.device_scope import DeviceScope
         from multigpu.host.placing.placer import Placer
+        from multigpu.lifecycle.absent import NoFreeFlow
 
         self.kind, self.world = kind, world
         self.accelerators = [] if world is None else world.devices
         self.states = ModelStates()
-        self.placer = Placer(Inventory(), probe(), self.states, DeviceScope(), lambda component, standing: None)
+        self.placer = Placer(Inventory(), probe(), self.states, DeviceScope(), NoFreeFlow(HostIncompatible()))
         self.models = Path(models)
 
     def settle(self) -> None:
@@ -92,8 +94,10 @@ class Studio:
     def place(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
         """`patcher` spread by a request, also where the nodes would leave it alone because nothing is streamed."""
         from multigpu.host.engine.placed_patcher import place
+        from multigpu.host.engine.static_clone import static_clone
 
-        return place(patcher, self.plan(patcher, text, ring), self.states)
+        own = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
+        return place(own, self.plan(patcher, text, ring), self.states)
 
     def place_clip(self, clip: Any, **how: Any) -> Any:
         placed = clip.clone()

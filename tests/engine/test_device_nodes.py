@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from multigpu.lifecycle.policy import Standing
 from tests.engine.pack import Pack, decoded, resting, text
 from tests.engine.studio import Studio
 
@@ -153,3 +156,28 @@ def test_two_threads_may_choose_the_cpu_at_once(studio: Studio, pack: Pack) -> N
     scopes_in_threads(pack.runtime.placer.scope, 4, work)
     assert wrong == []
     assert memory.get_torch_device is original
+
+
+@pytest.mark.parametrize("choice", ["keep", "eject"])
+@pytest.mark.parametrize("loader", ["CheckpointLoaderSimple", "CheckpointLoaderAdvanced"])
+def test_a_checkpoint_that_lacks_parts_is_kept_and_ejected(
+    studio: Studio, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, choice: str
+) -> None:
+    import folder_paths
+
+    from multigpu.host.loaded_models import standing
+
+    whole = load_file(studio.models / "checkpoints" / "toy_sd15.safetensors")
+    diffusion = {name: tensor for name, tensor in whole.items() if name.startswith("model.diffusion_model.")}
+    save_file(diffusion, tmp_path / "bare.safetensors")
+    paths, suffixes = folder_paths.folder_names_and_paths["checkpoints"]
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "checkpoints", ([*paths, str(tmp_path)], suffixes))
+    device = {"CheckpointLoaderSimple": {"compute_device": "cpu"}, "CheckpointLoaderAdvanced": {
+        "unet_compute_device": "cpu", "clip_compute_device": "cpu", "vae_device": "cpu", "unet_virtual_vram_gb": 0.0,
+        "unet_donor_device": "cpu", "clip_virtual_vram_gb": 0.0, "clip_donor_device": "cpu"}}[loader]  # fmt: skip
+    model, clip, vae = pack.run(
+        f"{loader}DisTorch2MultiGPU", ckpt_name="bare.safetensors", keep_loaded=choice, **device
+    )
+    assert clip is None and getattr(vae, "first_stage_model", None) is None
+    assert standing(model.model).value == choice
+    pack.runtime.free_flow.keep(model, Standing.DEFAULT)

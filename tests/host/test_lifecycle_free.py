@@ -141,7 +141,7 @@ def test_every_way_to_free_takes_the_same_path(keeper: Keeper, asked: str) -> No
     assert keeper.names() == ["Flux"]
     steps = [tag for _, tag in keeper.tags()[-4:]]
     assert steps == ["pre-unload", "post-unload", "post-reset", "post-gc"]
-    assert sum("some flagged: 1 unloaded" in line for line in lines) == 1
+    assert sum("TAESD unloaded (set to eject)" in line for line in lines) == 1
     remembered = keeper.run(workflow).cached_nodes
     assert ("sample" in remembered) == (body.get("free_memory", "force" in body) is False)
 

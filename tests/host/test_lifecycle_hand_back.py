@@ -188,7 +188,7 @@ def test_short_ram_takes_what_is_held_and_pinned_models_last(
     log = own.log()
     order = [
         "asks ComfyUI to unload models and empty its cache (RAM is short)",
-        "some flagged: 1 unloaded",
+        "TAESD unloaded (set to eject)",
         "models that were set to keep are dropped (Flux)",
     ]
     assert [log.count(text) for text in order] == [1, 1, 1]

@@ -20,15 +20,15 @@ import comfy.cli_args
 from comfy import model_management
 from server import PromptServer
 
-from ...devices.caches import clear_caches, trim_heap
+from ...devices.caches import cached_bytes, clear_caches, trim_heap
 from ...errors import HostIncompatible
 from ...lifecycle.free_cycle import FreeCycle, Phase
-from ...lifecycle.policy import Decision, Standing, decide
+from ...lifecycle.policy import UNLOADED, Decision, Standing, decide
 from ...lifecycle.pressure import Pressure, Release
 from ...plan import DeviceId
 from ...telemetry.recorder import Recorder
+from ...units import format_bytes
 from ..device_memory import ram_used
-from ..engine.placed_patcher import PlacedPatcher
 from ..loaded_models import entries, standing, unload_all_but
 from ..replacements import Replacement
 from .cache_provider import HandBack
@@ -67,12 +67,14 @@ class FreeFlow:
             model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
         )
         self._on = self._refused = False
+        self._placed: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models that our nodes have placed or loaded for a chosen device."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
 
     # -- on and off -------------------------------------------------------------------------------------------
 
     def activate(self) -> bool:
-        """Replace the host's two functions, once. Returns whether keep and eject are on.
+        """Replace the host's two functions, once. Returns whether that worked.
 
         If another pack has replaced one of them, nothing is changed, and a log line says that keep and eject are off.
         """
@@ -84,7 +86,7 @@ class FreeFlow:
         except HostIncompatible as problem:
             self._refused = True
             self.deactivate()
-            log.warning("[MultiGPU] keep and eject are off: %s", problem)
+            log.warning("[MultiGPU] keep and eject are off, and only ComfyUI's own code frees memory: %s", problem)
             return False
         if not self._on:
             self._on = True
@@ -138,8 +140,7 @@ class FreeFlow:
         If not, only the host's own functions run.
         """
         ours = any(
-            standing(entry.model.model) is not Standing.DEFAULT or isinstance(entry.model, PlacedPatcher)
-            for entry in loaded
+            entry.model.model in self._placed or standing(entry.model.model) is not Standing.DEFAULT for entry in loaded
         )
         return ours or self._cycle.chosen or self.held() > 0
 
@@ -170,15 +171,21 @@ class FreeFlow:
             self._recorder.take(self._cycle.name, "post-reset")
 
     def _soft_empty_cache(self, force: bool = False) -> None:
-        self._soft.original(force)
         cycle = self._cycle
         if cycle.phase is Phase.UNLOADING or (cycle.phase is Phase.NONE and not self._at_stake(entries())):
+            self._soft.original(force)
             return
+        before = {device: cached_bytes(device) for device in self._accelerators()}
+        self._soft.original(force)
         self.clear_caches()
         if cycle.ends(threading.get_ident()):
             name, kept = cycle.name, cycle.kept
             self._stop_waiting()
             trim_heap()
+            for device, cached in before.items():
+                after = cached_bytes(device)
+                figures = [format_bytes(count) for count in (cached, after, cached - after)]
+                log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", name, device, *figures)
             self._recorder.take(name, "post-gc")
             _check(name, kept)
             self._relieve()
@@ -228,6 +235,11 @@ class FreeFlow:
         for flag in ("unload_models", "free_memory"):
             PromptServer.instance.prompt_queue.set_flag(flag, True)
         return True
+
+    def placed(self, patcher: Any) -> None:
+        """From now on a free that finds this model loaded covers all devices, the CPU and the heap, and is logged."""
+        if self.activate():
+            self._placed.add(patcher.model)
 
     def keep(self, component: Any, wanted: Standing) -> None:
         """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
@@ -286,11 +298,18 @@ def _noted(model: Any) -> Noted:
 
 
 def _words(decision: Decision[Any]) -> str:
-    parts = [f"{decision.row}: {len(decision.eject) + len(decision.delegate)} unloaded"]
-    for what, staying in (("stay", decision.stay), ("stay until the next prompt is over", decision.anchor)):
-        if staying:
-            parts.append(f"{what} {', '.join(type(entry.model.model).__name__ for entry in staying)}")
-    return "; ".join(parts)
+    """Which models are unloaded, which stay, and why."""
+    parts = [
+        f"{', '.join(type(entry.model.model).__name__ for entry in models)} {what}"
+        for models, what in (
+            (decision.eject, "unloaded (set to eject)"),
+            (decision.delegate, f"unloaded ({UNLOADED.get(decision.row)})"),
+            (decision.stay, "stays (set to keep)"),
+            (decision.anchor, "stays until the next prompt is over (not set to eject)"),
+        )
+        if models
+    ]
+    return "; ".join(parts) or "no model is loaded"
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from comfy import model_management
@@ -23,7 +22,7 @@ from ..device_memory import budgets
 from ..engine.blocks import blocks_of
 from ..engine.model_states import ATTACHMENT, ModelStates
 from ..engine.placed_patcher import place
-from ..engine.static_clone import honour_dtypes
+from ..engine.static_clone import honour_dtypes, static_clone
 from ..loaded_models import entries, standing, unload_all_but
 from ..replacements import static_patchers
 from ..surface import Feature
@@ -37,6 +36,14 @@ REACHED = 0.45
 """The FLOP/s of a whole step, as a share of the FLOP/s of one matrix product alone: measured with Flux on an H200."""
 
 
+class Lifecycle(Protocol):
+    """What is told about every patcher that is placed, or loaded for a chosen device."""
+
+    def placed(self, patcher: Any) -> None: ...
+
+    def keep(self, component: Any, wanted: Standing) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Placer:
     """Places components on the devices of this machine."""
@@ -45,8 +52,7 @@ class Placer:
     capabilities: HostCapabilities
     states: ModelStates
     scope: DeviceScope
-    keep: Callable[[Any, Standing], None]
-    """Called with every placed patcher and the standing that its target names."""
+    lifecycle: Lifecycle
 
     def place(self, component: Any, target: Target, *, fresh: bool = False) -> Any:
         """A copy of the component, placed by the target. The given component is not changed.
@@ -101,18 +107,19 @@ class Placer:
         found = find_component(component)
         if found is None:
             return component
-        return found.rebuilt(retargeted(found.patcher, device, self.scope, fresh=True))
+        patcher = retargeted(found.patcher, device, self.scope, fresh=True)
+        self.lifecycle.placed(patcher)
+        return found.rebuilt(patcher)
 
     def _place(self, component: Component, target: Target, fresh: bool) -> Any:
         compute = target.compute or device_id(component.patcher.load_device)
         request = target.request.fitted(compute)
         patcher = self.states.placed_before(component.patcher, (request, compute))
         if patcher is None:
-            plan = self.plan(request, component.patcher, compute)
-            patcher = self._patcher(component.patcher, plan, fresh)
+            patcher = self._patcher(component, request, compute, fresh)
             self.states.note_placed(component.patcher, (request, compute), patcher)
-            _say(component, plan, patcher)
-        self.keep(patcher, target.standing)
+        self.lifecycle.placed(patcher)
+        self.lifecycle.keep(patcher, target.standing)
         return component.rebuilt(patcher)
 
     def plan(self, request: Request, patcher: ModelPatcher, compute: DeviceId) -> Plan:
@@ -127,14 +134,24 @@ class Placer:
             memory = [replace(budget, bandwidth=speeds.get(budget.device)) for budget in memory]
         return make_plan(request, blocks, memory, compute)
 
-    def _patcher(self, patcher: ModelPatcher, plan: Plan, fresh: bool) -> ModelPatcher:
-        device = torch_device(plan.compute)
+    def _patcher(self, component: Component, request: Request, compute: DeviceId, fresh: bool) -> ModelPatcher:
+        patcher, device = component.patcher, torch_device(compute)
+        plan = self.plan(request, patcher, compute)
         if not plan.streamed and ATTACHMENT not in patcher.attachments:
-            return retargeted(patcher, device, self.scope, fresh=fresh)
+            own = retargeted(patcher, device, self.scope, fresh=fresh)
+            how = "with DynamicVRAM" if own.is_dynamic() else "as usual"
+            words = "[MultiGPU] %s computes on %s, and all its weights stay there: ComfyUI loads it %s"
+            log.info(words, component.name, compute, how)
+            return own
         if patcher.is_dynamic():
             with self.scope.on(device):  # so that the static copy that a plan needs is read for this device
-                return place(patcher, plan, self.states)
-        return place(retargeted(patcher, device, self.scope, fresh=fresh), plan, self.states)
+                own = static_clone(patcher)
+        else:
+            own = retargeted(patcher, device, self.scope, fresh=fresh).clone()
+        if patcher.load_device != device:  # then its weights may have another data type now
+            plan = self.plan(request, own, compute)
+        log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
+        return place(own, plan, self.states)
 
 
 def _static(loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
@@ -145,12 +162,3 @@ def _static(loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
         if found is not None:
             honour_dtypes(found.patcher.model)
     return components
-
-
-def _say(component: Component, plan: Plan, patcher: ModelPatcher) -> None:
-    if plan.streamed:
-        log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
-        return
-    how = "with DynamicVRAM" if patcher.is_dynamic() else "as usual"
-    words = "[MultiGPU] %s computes on %s, and all its weights stay there: ComfyUI loads it %s"
-    log.info(words, component.name, plan.compute, how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 
 import pytest
 
@@ -22,9 +23,10 @@ def snapshot(identifier: str = "free 3", tag: str = "post-unload") -> Snapshot:
 
 
 def test_the_line_says_everything_a_person_looks_for() -> None:
+    at = time.strftime("%H:%M:%S", time.localtime(1.5))
     assert snapshot().line() == (
-        "free 3 post-unload: process 2.00 GiB, RAM 12.00 GiB of 32.00 GiB, cuda:0 20.00 GiB of 24.00 GiB free; "
-        "loaded: Flux (keep, cuda:0); anchors: 1"
+        f"free 3 post-unload at {at}: process 2.00 GiB, RAM 12.00 GiB of 32.00 GiB, "
+        "cuda:0 20.00 GiB of 24.00 GiB free; loaded: Flux (keep, cuda:0); held: 1"
     )
 
 
