@@ -209,6 +209,15 @@ def test_every_module_is_in_the_map() -> None:
     assert not {*named} - {*there} - {"__init__.py"}, "the map names files that are not there"
 
 
+def test_every_file_that_a_page_names_is_there() -> None:
+    named = re.compile(r"`((?:[a-z_]+/)+[\w.]+\.(?:py|md|js|json))`")
+    pages = [*(rules.ROOT / "docs").glob("*.md"), rules.ROOT / "README.md", rules.ROOT / "CONTRIBUTING.md"]
+    files = [(page.name, name) for page in pages for name in named.findall(page.read_text(encoding="utf-8"))]
+    assert len(files) > 30
+    places = (rules.ROOT, rules.PACKAGE)
+    assert [(page, name) for page, name in files if not any((place / name).exists() for place in places)] == []
+
+
 def test_versions_agree() -> None:
     project = tomllib.loads((rules.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == __version__
