@@ -39,8 +39,10 @@ BACKENDS = (
 
 def all_backends() -> tuple[Backend, ...]:
     """The table, and whatever else `torch.accelerator` knows in this process."""
-    accelerator = getattr(torch, "accelerator", None)  # torch before 2.6 has none
-    current = None if accelerator is None else accelerator.current_accelerator()
+    try:
+        current = torch.accelerator.current_accelerator()
+    except (AttributeError, RuntimeError):  # before torch 2.6; or a build for one accelerator finds another one
+        current = None
     if current is None or any(backend.type == current.type for backend in BACKENDS):
         return BACKENDS
     return (*BACKENDS, Backend(current.type, current.type))

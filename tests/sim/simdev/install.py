@@ -1,10 +1,11 @@
-"""Put the simulated devices in torch's place for `cuda` or `npu`. Process-wide and one-way."""
+"""Put the simulated devices in torch's place for `cuda`, `npu` or `mps`. Process-wide and one-way."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.machinery
 import os
+import platform
 import sys
 import types
 from typing import Any
@@ -16,7 +17,7 @@ from .devmod import DeviceApi
 from .world import World
 
 GiB = 1024**3
-KINDS = ("cuda", "npu")
+KINDS = ("cuda", "npu", "mps")
 PRETENDED_CUDA = "12.8"
 CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 """The CPU kernels behind the simulation do without matrix tiles (AMX), which some sandboxes announce and then trap."""
@@ -35,6 +36,8 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
     if kind not in KINDS:
         raise ValueError(f"cannot simulate {kind!r}: use one of {', '.join(KINDS)}")
     capacities = [capacity] * count if isinstance(capacity, int) else list(capacity)
+    if kind == "mps" and count != 1:
+        raise ValueError(f"{count} mps devices: a Mac has one; write mps:1")
     if len(capacities) != count:
         raise ValueError(f"{len(capacities)} capacities for {count} devices: give one number, or one for each device")
     if _installed:
@@ -44,7 +47,7 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
         raise RuntimeError("this process has used real CUDA devices already: start another process")
     for name, value in CPU_LIMIT.items():
         os.environ.setdefault(name, value)
-    native = _install_cuda() if kind == "cuda" else _install_npu()
+    native = {"cuda": _install_cuda, "npu": _install_npu, "mps": _install_mps}[kind]()
     native.set_device_count(count)
     _installed.append(World(native, kind, capacities))
     return _installed[0]
@@ -106,7 +109,29 @@ def _install_cuda() -> Any:
         target = importlib.import_module(module)
         for name in namespace.keys() & vars(target).keys():
             setattr(target, name, namespace[name])
-    _add_cuda_storage(native)
+    _add_storage(native, "cuda")
+    return native
+
+
+def _install_mps() -> Any:
+    """Without streams, events and a current device, which torch.mps does not have either."""
+    native = load("mps")
+    native.install_hooks()
+    torch.version.cuda = None
+    torch.backends.mps.is_available = torch.backends.mps.is_built = lambda: True
+    platform.mac_ver = lambda *_: ("15.0", ("", "", ""), "arm64")  # ComfyUI chooses by it where there is MPS
+    whole = DeviceApi(native, "mps").namespace()
+    namespace = {name: whole[name] for name in ("manual_seed", "get_rng_state", "set_rng_state", "empty_cache")}
+    namespace |= {
+        "device_count": native.device_count,
+        "synchronize": lambda: native.synchronize(0),
+        "current_allocated_memory": lambda: native.memory(0)["allocated"],
+        "driver_allocated_memory": lambda: native.memory(0)["reserved"],
+        "recommended_max_memory": lambda: native.memory(0)["capacity"],
+    }
+    for name, value in namespace.items():
+        setattr(torch.mps, name, value)
+    _add_storage(native, "mps")
     return native
 
 
@@ -123,21 +148,21 @@ class _CudaRuntime:
         return int(self._native.unregister_host(pointer))
 
 
-def _add_cuda_storage(native: Any) -> None:
-    """Creating and resizing CUDA storages is compiled out of CPU builds, and needs a driver in CUDA builds."""
+def _add_storage(native: Any, kind: str) -> None:
+    """Creating and resizing storages is compiled out of builds for other devices, and needs a driver in CUDA builds."""
     storage: Any = torch.UntypedStorage
     plain_new, plain_resize = storage.__new__, storage.resize_
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         sized = len(args) == 1 and isinstance(args[0], int)
-        if sized and device is not None and torch.device(device).type == "cuda":
+        if sized and device is not None and torch.device(device).type == kind:
             return torch.empty(args[0], dtype=torch.uint8, device=device).untyped_storage()
         if device is not None:
             kwargs["device"] = device
         return plain_new(cls, *args, **kwargs)
 
     def resize_(self: Any, size: int) -> Any:
-        if self.device.type != "cuda":
+        if self.device.type != kind:
             return plain_resize(self, size)
         native.storage_resize(self, size)
         return self

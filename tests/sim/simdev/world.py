@@ -22,7 +22,7 @@ class Copy(NamedTuple):
 
 
 class World:
-    """The simulated machine of this process: devices named `kind:0`, `kind:1`, ... and the host, `cpu`.
+    """The simulated machine of this process: devices named `kind:0`, `kind:1`, ... (or `mps`) and the host, `cpu`.
 
     Sizes are bytes, times virtual seconds, rates per second. A device is given by name, `torch.device` or number.
     """
@@ -35,11 +35,11 @@ class World:
 
     def device(self, index: int) -> str:
         """The name of device `index`, for tests that run for every kind."""
-        return f"{self.kind}:{self._number(index)}"
+        return self._name(self._number(index))
 
     @property
     def devices(self) -> list[str]:
-        return [f"{self.kind}:{i}" for i in range(len(self._capacities))]
+        return [self._name(index) for index in range(len(self._capacities))]
 
     # ------------------------------------------------------------ memory
     def allocated(self, device: str | int | torch.device) -> int:
@@ -168,14 +168,17 @@ class World:
             parsed = torch.device(device)
             if host and parsed.type == "cpu":
                 return HOST
-            index = parsed.index if parsed.type == self.kind and parsed.index is not None else -1
+            index = 0 if parsed.index is None and self.kind == "mps" else parsed.index
+            index = index if parsed.type == self.kind and index is not None else -1
         if not 0 <= index < len(self._capacities):
             valid = ", ".join(self.devices + (["cpu"] if host else []))
             raise ValueError(f"{device!r} is not a device of this simulation: use one of {valid}")
         return index
 
     def _name(self, number: int) -> str:
-        return "cpu" if number == HOST else f"{self.kind}:{number}"
+        if number == HOST:
+            return "cpu"
+        return self.kind if self.kind == "mps" else f"{self.kind}:{number}"
 
     def _memory(self, device: str | int | torch.device) -> dict[str, int]:
         return dict(self.native.memory(self._number(device)))

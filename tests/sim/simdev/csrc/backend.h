@@ -1,4 +1,5 @@
-// What the torch-facing files share. SIMDEV_CUDA chooses which of torch's device types is simulated.
+// What the torch-facing files share. SIMDEV_CUDA or SIMDEV_MPS chooses which of torch's device types is simulated;
+// without them it is PrivateUse1, which Python renames (npu).
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/Generator.h>
@@ -11,13 +12,20 @@
 
 namespace simdev {
 
-#ifdef SIMDEV_CUDA
-constexpr auto kKey = c10::DispatchKey::CUDA;
-constexpr auto kType = c10::DeviceType::CUDA;
+#if defined(SIMDEV_CUDA)
+#define SIMDEV_TYPE CUDA
+#elif defined(SIMDEV_MPS)
+#define SIMDEV_TYPE MPS
 #else
-constexpr auto kKey = c10::DispatchKey::PrivateUse1;
-constexpr auto kType = c10::DeviceType::PrivateUse1;
+#define SIMDEV_TYPE PrivateUse1
 #endif
+
+// The macros of torch take the name of the type, so ours must be expanded first.
+#define SIMDEV_EXPANDED(macro, ...) macro(__VA_ARGS__)
+#define SIMDEV_LIBRARY(space, name) SIMDEV_EXPANDED(TORCH_LIBRARY_IMPL, space, SIMDEV_TYPE, name)
+
+constexpr auto kKey = c10::DispatchKey::SIMDEV_TYPE;
+constexpr auto kType = c10::DeviceType::SIMDEV_TYPE;
 
 // device.cpp
 int current_device();

@@ -182,14 +182,8 @@ void register_copies(torch::Library& m) {
 
 }  // namespace
 
-#ifdef SIMDEV_CUDA
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+SIMDEV_LIBRARY(aten, m) {
   register_copies(m);
 }
-#else
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  register_copies(m);
-}
-#endif
 
 }  // namespace simdev

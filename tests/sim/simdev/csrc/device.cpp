@@ -1,6 +1,7 @@
 // The device as torch sees it: the guard (current device, streams, events), generators and hooks.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -131,11 +132,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-#ifdef SIMDEV_CUDA
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
-#else
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
-#endif
+SIMDEV_EXPANDED(C10_REGISTER_GUARD_IMPL, SIMDEV_TYPE, Guard)
 
 // ---------------------------------------------------------------- random numbers: a CPU generator per device
 class Generator final : public c10::GeneratorImpl {
@@ -206,15 +203,31 @@ class HooksBase : public Base {
   }
 };
 
-#ifdef SIMDEV_CUDA
+// torch makes its hooks objects for its own device types while it is imported, or when they are first asked for, and
+// offers no way to replace them. Their classes have no data members, in CPU and CUDA builds, and neither have ours, which
+// are constructed in their place: that changes the virtual functions and nothing else.
+template <class Ours, class Torchs>
+void replace(const Torchs& hooks) {
+  static_assert(sizeof(Ours) == sizeof(Torchs));
+  new (const_cast<Torchs*>(&hooks)) Ours();
+}
+
+#if defined(SIMDEV_CUDA)
 class Hooks final : public HooksBase<at::CUDAHooksInterface> {
  public:
-  explicit Hooks(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
   int getNumGPUs() const override { return world().device_count; }
   c10::DeviceIndex current_device() const override { return tls_device; }
   at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator(); }
   void deviceSynchronize(c10::DeviceIndex d) const override { Guard().synchronizeDevice(d); }
+};
+#elif defined(SIMDEV_MPS)
+class Hooks final : public HooksBase<at::MPSHooksInterface> {
+ public:
+  bool hasMPS() const override { return true; }
+  bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
+  at::Allocator* getMPSDeviceAllocator() const override { return &device_allocator(); }
+  void deviceSynchronize() const override { Guard().synchronizeDevice(0); }
 };
 #else
 class Hooks final : public HooksBase<at::PrivateUse1HooksInterface> {
@@ -229,12 +242,11 @@ class Hooks final : public HooksBase<at::PrivateUse1HooksInterface> {
 
 void install_hooks() {
   c10::SetAllocator(kType, &device_allocator(), 1);
-#ifdef SIMDEV_CUDA
-  // torch makes its hooks object for CUDA while it is imported and offers no way to replace it. Its class has no data
-  // members, in CPU and CUDA builds, and neither has ours, which is constructed in its place: that changes the virtual
-  // functions and nothing else.
-  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
-  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks(at::CUDAHooksArgs{});
+#if defined(SIMDEV_CUDA)
+  replace<Hooks>(at::detail::getCUDAHooks());
+#elif defined(SIMDEV_MPS)
+  replace<at::CUDAHooksInterface>(at::detail::getCUDAHooks());  // torch refuses two kinds: no CUDA, also in its builds
+  replace<Hooks>(at::detail::getMPSHooks());
 #else
   at::RegisterPrivateUse1HooksInterface(new Hooks);
 #endif

@@ -6,9 +6,7 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/empty.h>
-#ifndef SIMDEV_CUDA
 #include <ATen/autocast_mode.h>
-#endif
 
 #include "backend.h"
 
@@ -80,7 +78,7 @@ int64_t attention_choice(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return choice;
 }
 
-#ifdef SIMDEV_CUDA
+#if defined(SIMDEV_CUDA)
 auto flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout, bool causal, bool,
                      std::optional<double> scale) {
   auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, {}, scale);
@@ -112,22 +110,19 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-#ifdef SIMDEV_CUDA
-TORCH_LIBRARY_IMPL(_, CUDA, m) {
+SIMDEV_LIBRARY(_, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+SIMDEV_LIBRARY(aten, m) {
   register_kernels(m);
+#if defined(SIMDEV_CUDA)
   m.impl("_scaled_dot_product_flash_attention", flash_attention);
   m.impl("_scaled_dot_product_efficient_attention", efficient_attention);
+#elif defined(SIMDEV_MPS)  // builds for other devices have no place for its choice of an attention
+  m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+#endif
 }
-#else
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  register_kernels(m);
-}
+#if !defined(SIMDEV_CUDA) && !defined(SIMDEV_MPS)
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
@@ -143,9 +138,9 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }  // namespace simdev
 
 namespace at::native {
-#ifdef SIMDEV_CUDA
+#if defined(SIMDEV_CUDA)
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &simdev::attention_choice);
-#else
+#elif !defined(SIMDEV_MPS)
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &simdev::attention_choice);
 #endif
 }  // namespace at::native
