@@ -171,7 +171,8 @@ def test_a_pack_that_patched_first_is_left_alone(
     assert own.run(short(68, model="keep")).images
     own.free(**BOTH)
     assert own.models() == []
-    assert "keep and eject are off: comfy.model_management.soft_empty_cache was replaced by another pack" in own.log()
+    (warning,) = (line for line in own.log().splitlines() if "keep and eject are off" in line)
+    assert "comfy.model_management.soft_empty_cache was replaced by another pack" in warning
     assert {row["name"] for row in own.patched()} == {"comfy.model_management.soft_empty_cache"}
 
 

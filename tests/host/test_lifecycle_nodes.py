@@ -54,7 +54,7 @@ def test_the_four_snapshots_and_a_line_of_json(keeper: Keeper) -> None:
     with keeper.said() as lines:
         keeper.free(**BOTH)
     shown = [line for line in lines if "[MultiGPU] free " in line and "process" in line]
-    assert [line.split(":")[0].split()[-1] for line in shown] == ["pre-unload", "post-unload", "post-reset", "post-gc"]
+    assert [line.partition(" at ")[0].split()[-1] for line in shown] == ["pre-unload", "post-unload", "post-reset", "post-gc"]
     rows = keeper.client.get("/lifecycle/history")[-4:]
     assert len({row["identifier"] for row in rows}) == 1
     assert [sorted(model["name"] for model in row["models"]) for row in rows] == [
