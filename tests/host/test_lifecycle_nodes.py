@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import re
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_the_four_snapshots_and_a_line_of_json(keeper: Keeper) -> None:
     with keeper.said() as lines:
         keeper.free(**BOTH)
     shown = [line for line in lines if "[MultiGPU] free " in line and "process" in line]
-    assert [line.partition(" at ")[0].split()[-1] for line in shown] == ["pre-unload", "post-unload", "post-reset", "post-gc"]
+    tags = [line.partition(" at ")[0].split()[-1] for line in shown]
+    assert tags == ["pre-unload", "post-unload", "post-reset", "post-gc"]
     rows = keeper.client.get("/lifecycle/history")[-4:]
     assert len({row["identifier"] for row in rows}) == 1
     assert [sorted(model["name"] for model in row["models"]) for row in rows] == [
@@ -65,7 +67,8 @@ def test_the_four_snapshots_and_a_line_of_json(keeper: Keeper) -> None:
         told = keeper.client.post("/lifecycle/log", {"identifier": "test", "tag": "now", "as_json": True})
     (line,) = [line for line in lines if '"identifier":"test"' in line]
     assert json.loads(line[line.index("{") :])["models"] == rows[-1]["models"]
-    assert told["line"].startswith("test now: process ") and told["load"].startswith("memory asked: process ")
+    form = r"{} at \d\d:\d\d:\d\d: process "
+    assert re.match(form.format("test now"), told["line"]) and re.match(form.format("memory asked"), told["load"])
 
 
 def test_a_retained_model_that_is_missing_is_an_error(keeper: Keeper) -> None:
