@@ -172,6 +172,7 @@ def test_a_checkpoint_that_lacks_parts_is_kept_and_ejected(
     save_file(diffusion, tmp_path / "bare.safetensors")
     paths, suffixes = folder_paths.folder_names_and_paths["checkpoints"]
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "checkpoints", ([*paths, str(tmp_path)], suffixes))
+    monkeypatch.setattr(folder_paths, "filename_list_cache", {})  # pytest removes the folder after the test
     device = {"CheckpointLoaderSimple": {"compute_device": "cpu"}, "CheckpointLoaderAdvanced": {
         "unet_compute_device": "cpu", "clip_compute_device": "cpu", "vae_device": "cpu", "unet_virtual_vram_gb": 0.0,
         "unet_donor_device": "cpu", "clip_virtual_vram_gb": 0.0, "clip_donor_device": "cpu"}}[loader]  # fmt: skip
