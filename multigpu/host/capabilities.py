@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from opcode import opmap
 from types import CodeType
 from typing import Any
 
@@ -101,8 +101,14 @@ def _objects_have(owner: Any, name: str) -> bool:
 
 @functools.cache
 def _assigned(code: CodeType) -> frozenset[str]:
-    """The attributes that a function assigns."""
-    return frozenset(line.argval for line in dis.get_instructions(code) if line.opname == "STORE_ATTR")
+    """The attributes that a function assigns: read from its bytecode, because `dis` takes ten times as long."""
+    names, high = set(), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = high | low
+        high = argument << 8 if operation == opmap["EXTENDED_ARG"] else 0
+        if operation == opmap["STORE_ATTR"]:
+            names.add(code.co_names[argument])
+    return frozenset(names)
 
 
 def _problem(symbol: Symbol) -> str:
