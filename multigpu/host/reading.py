@@ -11,7 +11,7 @@ import contextvars
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from comfy.utils import ProgressBar
 
@@ -83,14 +83,11 @@ class _Watch:
 def bytes_mapped(files: Collection[str]) -> int:
     """Bytes of these files that are in this process's memory; 0 where the system does not tell."""
     count, ours = 0, False
-    try:
-        with open(MAPPINGS, encoding="utf-8", errors="replace") as mappings:
-            for line in mappings:
-                name, _, rest = line.partition(" ")
-                if not name.endswith(":"):  # a mapping begins: addresses, rights, offset, device, inode, path
-                    ours = "/" + line.rstrip("\n").partition("/")[2] in files
-                elif ours and name == "Rss:":
-                    count += 1024 * int(rest.split()[0])
-    except OSError:
-        pass
+    with suppress(OSError), open(MAPPINGS, encoding="utf-8", errors="replace") as mappings:
+        for line in mappings:
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):  # a mapping begins: addresses, rights, offset, device, inode, path
+                ours = "/" + line.rstrip("\n").partition("/")[2] in files
+            elif ours and name == "Rss:":
+                count += 1024 * int(rest.split()[0])
     return count

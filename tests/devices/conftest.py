@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from devtools.hosts import HOSTS
+from devtools.server import Server
+from tests.host.driver import spec_for
+from tests.host.lifecycle import PACKS, Keeper, own_models
+from tests.sim import simdev
+
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
+COUNT = 1 if KIND == "mps" else 3
+SIM = Path(simdev.__file__).parents[1]
+
+
+class Machine(Keeper):
+    """A real ComfyUI on simulated devices."""
+
+    def state(self) -> dict[str, Any]:
+        return dict(self.client.get("/simdev"))
+
+    def allocated(self, device: str) -> int:
+        return int(self.state()["allocated"].get(device, 0))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -15,3 +37,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.path.stem != ours]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    try:
+        simdev.build(KIND)
+    except simdev.NoCompiler as reason:
+        pytest.skip(str(reason))
+    base = tmp_path_factory.mktemp(f"devices-{request.param.version}")
+    spec = spec_for(
+        request.param,
+        base,
+        Path(sys.executable),
+        packs={**PACKS, "simdev_probe": SIM / "probe_pack"},
+        models=own_models(base),
+        runner=(str(SIM / "serve.py"),),
+        environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:{COUNT}:6g"},
+        flags=simdev.HOST_FLAGS,
+    )
+    with Server(spec) as server:
+        machine = Machine(server)
+        yield machine
+        assert machine.our_tracebacks() == []
+
+
+@pytest.fixture
+def machine(serving: Machine) -> Iterator[Machine]:
+    serving.forget()
+    serving.client.post("/simdev", {"reset": True, "sabotage": None})
+    yield serving
+    races = serving.state()["races"]
+    assert not races, f"{len(races)} races, the first: {races[0]['message']}"

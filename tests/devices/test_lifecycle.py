@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from devtools.client import Workflow
-from devtools.hosts import HOSTS, Host
-from devtools.server import Server
 from multigpu.units import format_bytes
-from tests.host.driver import spec_for
-from tests.host.lifecycle import BOTH, PACKS, Keeper, flux, own_models
+from tests.devices.conftest import KIND, Machine
+from tests.host.lifecycle import BOTH, flux
 from tests.host.workflows import node
-from tests.sim import simdev
 
-KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 ZERO, ONE, TWO = (f"{KIND}:{index}" for index in range(3))
-SIM = Path(simdev.__file__).parents[1]
 MODEL_BYTES, CLIP_BYTES = 38_000_000, 240_000_000
 """A little less than the weights of the two models."""
-
-
-class Machine(Keeper):
-    def state(self) -> dict[str, Any]:
-        return dict(self.client.get("/simdev"))
-
-    def allocated(self, device: str) -> int:
-        return int(self.state()["allocated"].get(device, 0))
-
-
-@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
-def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    try:
-        simdev.build(KIND)
-    except simdev.NoCompiler as reason:
-        pytest.skip(str(reason))
-    host: Host = request.param
-    base = tmp_path_factory.mktemp(f"lifecycle-{host.version}")
-    spec = spec_for(
-        host,
-        base,
-        Path(sys.executable),
-        packs={**PACKS, "simdev_probe": SIM / "probe_pack"},
-        models=own_models(base),
-        runner=(str(SIM / "serve.py"),),
-        environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:3:6g"},
-        flags=simdev.HOST_FLAGS,
-    )
-    with Server(spec) as server:
-        machine = Machine(server)
-        yield machine
-        assert machine.our_tracebacks() == []
-
-
-@pytest.fixture
-def machine(serving: Machine) -> Iterator[Machine]:
-    serving.forget()
-    serving.client.post("/simdev", {"reset": True, "sabotage": None})
-    yield serving
-    races = serving.state()["races"]
-    assert not races, f"{len(races)} races, the first: {races[0]['message']}"
 
 
 def on_devices(seed: int, **wanted: tuple[str, str]) -> Workflow:

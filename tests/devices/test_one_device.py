@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from devtools.client import PromptFailed
-from devtools.hosts import HOSTS, Host
-from devtools.server import Server
-from tests.host.driver import spec_for
-from tests.host.lifecycle import BOTH, PACKS, Keeper, own_models
+from tests.devices.conftest import Machine
+from tests.host.lifecycle import BOTH
 from tests.host.workflows import flux, node, placed
-from tests.sim import simdev
 
-SIM = Path(simdev.__file__).parents[1]
 DEVICE = "mps"
 SPREAD = {"mode": "expert", "expert_mode_allocations": "mps,50%;cpu,50%"}
-
-
-class Machine(Keeper):
-    def allocated(self) -> int:
-        return int(self.client.get("/simdev")["allocated"][DEVICE])
-
-
-@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
-def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    try:
-        simdev.build(DEVICE)
-    except simdev.NoCompiler as reason:
-        pytest.skip(str(reason))
-    host: Host = request.param
-    base = tmp_path_factory.mktemp(f"placing-{host.version}")
-    spec = spec_for(
-        host,
-        base,
-        Path(sys.executable),
-        packs={**PACKS, "simdev_probe": SIM / "probe_pack"},
-        models=own_models(base),
-        runner=(str(SIM / "serve.py"),),
-        environment={**simdev.CPU_LIMIT, "SIMDEV": "mps:1:6g"},
-        flags=simdev.HOST_FLAGS,
-    )
-    with Server(spec) as server:
-        machine = Machine(server)
-        yield machine
-        assert machine.our_tracebacks() == []
-
-
-@pytest.fixture
-def machine(serving: Machine) -> Machine:
-    serving.forget()
-    return serving
 
 
 def test_the_host_computes_on_it_and_the_widgets_offer_it(machine: Machine) -> None:
@@ -77,7 +35,7 @@ def test_a_model_half_in_ram_draws_the_same(machine: Machine, compute: str) -> N
     assert storages == {DEVICE, "cpu"}
     assert machine.draw(workflow) == stock, "the placed model was loaded already"
     machine.free(**BOTH)
-    assert machine.models() == [] and machine.allocated() == 0
+    assert machine.models() == [] and machine.allocated(DEVICE) == 0
 
 
 def test_parts_on_the_cpu_and_kept_parts(machine: Machine) -> None:

@@ -53,8 +53,10 @@ def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Pat
     assert [row["model_class"] for row in comfy.models() if row["alive"]] == ["Flux"]
 
 
-def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: dict[str, Path]) -> None:
-    comfy = start_host(packs=others)
+@pytest.mark.parametrize("off", [False, True], ids=["absent", "switched off"])
+def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: dict[str, Path], off: bool) -> None:
+    packs = {"another_name": Places.here().root, **others} if off else others
+    comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"})
     workflow = flux(seed=3)
     workflow["keep"] = node("Keepzzz_other", model=["model", 0])
     workflow["sample"]["inputs"]["model"] = ["keep", 0]
