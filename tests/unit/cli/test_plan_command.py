@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -241,7 +242,7 @@ def test_without_devices_the_machine_is_asked(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_safetensors(tmp_path / "m.safetensors", linear("a", 64, 64))
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     code, out, err = run(capsys, str(path), "--json")
     assert (code, json.loads(out)["plan"]["compute"]) == (0, "cpu")
     assert err == "multigpu plan: torch is not installed, so only the cpu is known; name other devices with --devices\n"
