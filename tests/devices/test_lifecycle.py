@@ -105,13 +105,14 @@ def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
 
 
 def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
-    for seed in range(900, 910):  # the host empties caches too, when ten seconds have passed since the last time
-        machine.run(on_devices(seed, model=(ONE, "keep"), clip=(TWO, "keep")))
+    machine.run(on_devices(96, model=(ONE, "keep"), clip=(TWO, "keep")))
+    for _ in range(3):  # the host may empty caches too, once, up to ten seconds after a prompt
+        machine.client.post("/simdev", {"cache": 1 << 20})
         held = machine.state()
-        if any(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO)):
+        if all(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO)):
             break
     else:
-        pytest.fail("no device had memory in its cache after any of ten prompts")
+        pytest.fail("the devices do not keep freed memory in their caches")
     machine.client.post("/lifecycle/soft_empty", {})
     cleared = machine.state()
     assert cleared["reserved"] == cleared["allocated"]
