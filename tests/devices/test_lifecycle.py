@@ -63,18 +63,20 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
 
 def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) -> None:
     """A placed model with weights on two donors: pinned it stays as it is placed, ejected it leaves all devices."""
+    stock = machine.draw(flux(92))
+    machine.free(**BOTH)
     workflow = flux(92, model="keep")
     widgets = workflow["place_model"]["inputs"]
     widgets |= {"compute_device": ZERO, "mode": "expert"}
     widgets["expert_mode_allocations"] = f"{ZERO},30%;{ONE},40%;cpu,30%"
-    picture = machine.draw(workflow)
+    assert machine.draw(workflow) == stock
     before = machine.objects()["Flux"]
     share = machine.allocated(ONE)
     assert share > 0.3 * MODEL_BYTES
     machine.free(**BOTH)
     assert machine.objects() == {"Flux": before}
     assert machine.allocated(ONE) == share
-    assert machine.draw(workflow) == picture
+    assert machine.draw(workflow) == stock
     widgets["keep_loaded"] = "eject"
     machine.run(workflow)
     machine.free(**BOTH)
