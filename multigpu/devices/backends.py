@@ -71,11 +71,17 @@ def probe(backend: Backend) -> list[Device]:
 
 def free_bytes(device: DeviceId) -> int | None:
     """Free memory of an accelerator as its driver tells it, None where it does not."""
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return int(module.recommended_max_memory()) - int(module.driver_allocated_memory())
     ask = getattr(module, "mem_get_info", None)
-    return None if ask is None else int(ask(device.index)[0])
+    try:
+        return None if ask is None else int(ask(device.index)[0])
+    except RuntimeError:
+        if device.type != "xpu":
+            raise
+        # Intel's integrated GPUs refuse to tell: count what this process does not hold, as the host does for Intel
+        return int(module.get_device_properties(device.index).total_memory) - int(module.memory_reserved(device.index))
 
 
 def _module(backend: Backend) -> Any:

@@ -1,4 +1,4 @@
-"""One kind of simulated devices per process: SIMDEV is `cuda` (the default), `npu` or `mps`."""
+"""One kind of simulated devices per process: SIMDEV is `cuda` (the default), `xpu`, `npu` or `mps`."""
 
 from __future__ import annotations
 

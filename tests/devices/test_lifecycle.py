@@ -63,18 +63,20 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
 
 def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) -> None:
     """A placed model with weights on two donors: pinned it stays as it is placed, ejected it leaves all devices."""
+    stock = machine.draw(flux(92))
+    machine.free(**BOTH)
     workflow = flux(92, model="keep")
     widgets = workflow["place_model"]["inputs"]
     widgets |= {"compute_device": ZERO, "mode": "expert"}
     widgets["expert_mode_allocations"] = f"{ZERO},30%;{ONE},40%;cpu,30%"
-    picture = machine.draw(workflow)
+    assert machine.draw(workflow) == stock
     before = machine.objects()["Flux"]
     share = machine.allocated(ONE)
     assert share > 0.3 * MODEL_BYTES
     machine.free(**BOTH)
     assert machine.objects() == {"Flux": before}
     assert machine.allocated(ONE) == share
-    assert machine.draw(workflow) == picture
+    assert machine.draw(workflow) == stock
     widgets["keep_loaded"] = "eject"
     machine.run(workflow)
     machine.free(**BOTH)
@@ -105,13 +107,14 @@ def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
 
 
 def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
-    for seed in range(900, 910):  # the host empties caches too, when ten seconds have passed since the last time
-        machine.run(on_devices(seed, model=(ONE, "keep"), clip=(TWO, "keep")))
+    machine.run(on_devices(96, model=(ONE, "keep"), clip=(TWO, "keep")))
+    for _ in range(3):  # the host may empty caches too, once, up to ten seconds after a prompt
+        machine.client.post("/simdev", {"cache": 1 << 20})
         held = machine.state()
-        if any(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO)):
+        if all(held["reserved"][device] > held["allocated"][device] for device in (ZERO, ONE, TWO)):
             break
     else:
-        pytest.fail("no device had memory in its cache after any of ten prompts")
+        pytest.fail("the devices do not keep freed memory in their caches")
     machine.client.post("/lifecycle/soft_empty", {})
     cleared = machine.state()
     assert cleared["reserved"] == cleared["allocated"]

@@ -19,7 +19,7 @@ KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tpu:3:6g", "cannot simulate 'tpu': use one of cuda, npu"),
+        ("tpu:3:6g", "cannot simulate 'tpu': use one of cuda, xpu, npu, mps"),
         ("cuda:many", "cannot read 'cuda:many'.*write for example cuda:3:6g"),
         ("cuda:3:6", "size '6' must end in m or g"),
         ("cuda:3:1g,2g", "2 capacities for 3 devices: give one number, or one for each device"),
@@ -72,7 +72,7 @@ def test_real_kernels_and_the_version_of_a_cuda_build(simulated_world):
     result = subprocess.run(
         [sys.executable, "-c", CUDA_BUILD.replace("KIND", KIND)], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
-    said = {"cuda": "13.0", "npu": "None"}
+    said = {"cuda": "13.0", "xpu": "None", "npu": "None"}
     assert (result.stdout.strip(), result.returncode) == (said[KIND], 0), result.stderr
 
 

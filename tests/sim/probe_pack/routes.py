@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from aiohttp import web
 from server import PromptServer
 
@@ -20,13 +21,18 @@ def add_routes(world: Any) -> None:
 
     @routes.post("/simdev")
     async def change(request: web.Request) -> web.Response:
-        """Any of: reset (true), limit ({device: bytes}), sabotage (name, or null). Answers with the state before."""
+        """Any of: reset (true), limit ({device: bytes}), cache (bytes), sabotage (name, or null).
+
+        `cache` makes the allocator of every device hold that much and not use it. Answers with the state before.
+        """
         wanted = await request.json()
         before = _state(world)
         if wanted.get("reset"):
             world.reset()
         for device, size in wanted.get("limit", {}).items():
             world.limit(device, size)
+        for device in world.devices if "cache" in wanted else []:
+            torch.empty(wanted["cache"], dtype=torch.uint8, device=device)  # and given back at once
         if "sabotage" in wanted:
             sabotage.choose(wanted["sabotage"])
         return web.json_response(before)

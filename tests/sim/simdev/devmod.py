@@ -1,4 +1,4 @@
-"""The functions and classes that torch.cuda and torch.npu have in common, over the simulated devices."""
+"""The functions and classes that torch.cuda, torch.xpu and torch.npu have in common, over the simulated devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 CAPABILITY = (8, 6)  # an NVIDIA generation with bf16 and without fp8 arithmetic
+PROPERTIES = {"major": CAPABILITY[0], "minor": CAPABILITY[1], "multi_processor_count": 1, "gcnArchName": ""}
+XPU_PROPERTIES = {"has_fp16": True, "has_fp64": True, "has_bfloat16_conversions": True, "is_integrated_gpu": False}
 
 
 class DeviceApi:
@@ -36,10 +38,7 @@ class DeviceApi:
             return types.SimpleNamespace(
                 name=f"Simulated {self.kind.upper()}",
                 total_memory=native.memory(index(device))["capacity"],
-                major=CAPABILITY[0],
-                minor=CAPABILITY[1],
-                multi_processor_count=1,
-                gcnArchName="",
+                **(XPU_PROPERTIES if self.kind == "xpu" else PROPERTIES),
             )
 
         class device:

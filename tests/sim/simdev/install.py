@@ -1,4 +1,4 @@
-"""Put the simulated devices in torch's place for `cuda`, `npu` or `mps`. Process-wide and one-way."""
+"""Put the simulated devices in torch's place for `cuda`, `xpu`, `npu` or `mps`. Process-wide and one-way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .devmod import DeviceApi
 from .world import World
 
 GiB = 1024**3
-KINDS = ("cuda", "npu", "mps")
+KINDS = ("cuda", "xpu", "npu", "mps")
 PRETENDED_CUDA = "12.8"
 CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 """The CPU kernels behind the simulation do without matrix tiles (AMX), which some sandboxes announce and then trap."""
@@ -47,7 +47,7 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
         raise RuntimeError("this process has used real CUDA devices already: start another process")
     for name, value in CPU_LIMIT.items():
         os.environ.setdefault(name, value)
-    native = {"cuda": _install_cuda, "npu": _install_npu, "mps": _install_mps}[kind]()
+    native = {"cuda": _install_cuda, "xpu": _install_xpu, "npu": _install_npu, "mps": _install_mps}[kind]()
     native.set_device_count(count)
     _installed.append(World(native, kind, capacities))
     return _installed[0]
@@ -96,21 +96,42 @@ def _install_npu() -> Any:
 
 
 def _install_cuda() -> Any:
-    for name in ("torch._dynamo", "torch._inductor.utils"):  # they ask torch._C for CUDA while they are imported
-        importlib.import_module(name)
-    native = load("cuda")
-    native.install_hooks()
+    native = _load_after_dynamo("cuda")
     torch.version.cuda = torch.version.cuda or PRETENDED_CUDA  # a CUDA build's own: other packages compare it
     namespace = DeviceApi(native, "cuda").namespace()
     namespace["cudart"] = lambda: _CudaRuntime(native)
-    for name, value in namespace.items():
-        setattr(torch.cuda, name, value)
-    for module in ("torch.cuda.memory", "torch.cuda.random", "torch.cuda.streams"):
-        target = importlib.import_module(module)
-        for name in namespace.keys() & vars(target).keys():
-            setattr(target, name, namespace[name])
+    _replace_functions("cuda", namespace)
     _add_storage(native, "cuda")
     return native
+
+
+def _install_xpu() -> Any:
+    """torch.xpu gets no function that it does not have; its own capability is a dictionary of the properties."""
+    native = _load_after_dynamo("xpu")
+    torch.version.cuda = None
+    whole = DeviceApi(native, "xpu").namespace()
+    names = whole.keys() & vars(torch.xpu).keys() - {"get_device_capability"}
+    _replace_functions("xpu", {name: whole[name] for name in names})
+    _add_storage(native, "xpu")
+    return native
+
+
+def _load_after_dynamo(kind: str) -> Any:
+    for name in ("torch._dynamo", "torch._inductor.utils"):  # they ask torch._C for devices while they are imported
+        importlib.import_module(name)
+    native = load(kind)
+    native.install_hooks()
+    return native
+
+
+def _replace_functions(kind: str, namespace: dict[str, Any]) -> None:
+    """In the module torch.<kind>, and in its parts, which have some of them too."""
+    for name, value in namespace.items():
+        setattr(getattr(torch, kind), name, value)
+    for part in ("memory", "random", "streams"):
+        target = importlib.import_module(f"torch.{kind}.{part}")
+        for name in namespace.keys() & vars(target).keys():
+            setattr(target, name, namespace[name])
 
 
 def _install_mps() -> Any:

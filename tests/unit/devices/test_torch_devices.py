@@ -82,6 +82,24 @@ def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[0].total is None and free_bytes(DIRECTML) is None and clear_caches([DIRECTML]) == {}
 
 
+def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises for many integrated ones. Any other backend that raises is broken, and is not taken for empty."""
+
+    def refuse(index: int) -> tuple[int, int]:
+        raise RuntimeError("The device (Intel(R) Graphics) doesn't support querying the available free memory.")
+
+    module = SimpleNamespace(
+        mem_get_info=refuse,
+        get_device_properties=lambda index: SimpleNamespace(total_memory=12 * GIB),
+        memory_reserved=lambda index: index * GIB,
+    )
+    for kind in ("xpu", "cuda"):
+        monkeypatch.setattr(torch, kind, module)
+    assert free_bytes(DeviceId("xpu", 1)) == 11 * GIB
+    with pytest.raises(RuntimeError, match="free memory"):
+        free_bytes(DeviceId("cuda", 1))
+
+
 def test_torch_before_2_6_has_no_accelerator_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "accelerator")
     assert backends.all_backends() == backends.BACKENDS

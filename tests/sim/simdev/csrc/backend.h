@@ -1,5 +1,5 @@
-// What the torch-facing files share. SIMDEV_CUDA or SIMDEV_MPS chooses which of torch's device types is simulated;
-// without them it is PrivateUse1, which Python renames (npu).
+// What the torch-facing files share. SIMDEV_CUDA, SIMDEV_XPU or SIMDEV_MPS chooses which of torch's device types is
+// simulated; without them it is PrivateUse1, which Python renames (npu).
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/Generator.h>
@@ -14,6 +14,8 @@ namespace simdev {
 
 #if defined(SIMDEV_CUDA)
 #define SIMDEV_TYPE CUDA
+#elif defined(SIMDEV_XPU)
+#define SIMDEV_TYPE XPU
 #elif defined(SIMDEV_MPS)
 #define SIMDEV_TYPE MPS
 #else

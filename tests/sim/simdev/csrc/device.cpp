@@ -3,6 +3,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/detail/XPUHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
@@ -221,6 +222,14 @@ class Hooks final : public HooksBase<at::CUDAHooksInterface> {
   at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator(); }
   void deviceSynchronize(c10::DeviceIndex d) const override { Guard().synchronizeDevice(d); }
 };
+#elif defined(SIMDEV_XPU)
+class Hooks final : public HooksBase<at::XPUHooksInterface> {
+ public:
+  bool hasXPU() const override { return true; }
+  c10::DeviceIndex getNumGPUs() const override { return world().device_count; }
+  c10::DeviceIndex current_device() const override { return tls_device; }
+  void deviceSynchronize(c10::DeviceIndex d) const override { Guard().synchronizeDevice(d); }
+};
 #elif defined(SIMDEV_MPS)
 class Hooks final : public HooksBase<at::MPSHooksInterface> {
  public:
@@ -244,9 +253,13 @@ void install_hooks() {
   c10::SetAllocator(kType, &device_allocator(), 1);
 #if defined(SIMDEV_CUDA)
   replace<Hooks>(at::detail::getCUDAHooks());
-#elif defined(SIMDEV_MPS)
+#elif defined(SIMDEV_XPU) || defined(SIMDEV_MPS)
   replace<at::CUDAHooksInterface>(at::detail::getCUDAHooks());  // torch refuses two kinds: no CUDA, also in its builds
+#ifdef SIMDEV_XPU
+  replace<Hooks>(at::detail::getXPUHooks());
+#else
   replace<Hooks>(at::detail::getMPSHooks());
+#endif
 #else
   at::RegisterPrivateUse1HooksInterface(new Hooks);
 #endif

@@ -118,11 +118,11 @@ SIMDEV_LIBRARY(aten, m) {
 #if defined(SIMDEV_CUDA)
   m.impl("_scaled_dot_product_flash_attention", flash_attention);
   m.impl("_scaled_dot_product_efficient_attention", efficient_attention);
-#elif defined(SIMDEV_MPS)  // builds for other devices have no place for its choice of an attention
+#elif defined(SIMDEV_XPU) || defined(SIMDEV_MPS)  // CPU and CUDA builds have no place for their choice of an attention
   m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 #endif
 }
-#if !defined(SIMDEV_CUDA) && !defined(SIMDEV_MPS)
+#if !defined(SIMDEV_CUDA) && !defined(SIMDEV_XPU) && !defined(SIMDEV_MPS)
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFallthrough());
 }
@@ -140,7 +140,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 namespace at::native {
 #if defined(SIMDEV_CUDA)
 REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &simdev::attention_choice);
-#elif !defined(SIMDEV_MPS)
+#elif !defined(SIMDEV_XPU) && !defined(SIMDEV_MPS)
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &simdev::attention_choice);
 #endif
 }  // namespace at::native
