@@ -53,7 +53,7 @@ PARTS = {
     "engine": _tests(
         "engine", *(version | kind for version in VERSIONS for kind in KINDS[:2]), VERSIONS[-1] | KINDS[2]
     ),
-    "devices": _tests("devices", *KINDS[1:], {"SIMDEV": "mps"}),
+    "devices": _tests("devices", *KINDS[1:], {"SIMDEV": "mps"}, {"SIMDEV": "privateuseone"}),
     "browser": _tests("browser"),
     "dev": _tests("dev"),
 }

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 SOURCES = pathlib.Path(__file__).parent / "csrc"
 MODULE = "simdev_native"
-VARIANT_FLAGS = {"cuda": ["-DSIMDEV_CUDA"], "npu": [], "mps": ["-DSIMDEV_MPS"]}
+VARIANT_FLAGS = {"cuda": ["-DSIMDEV_CUDA"], "npu": [], "privateuseone": [], "mps": ["-DSIMDEV_MPS"]}
 
 
 class NoCompiler(RuntimeError):
