@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from . import console, models
 from .guard import Guarded
-from .hosts import Host, frontend_files
+from .hosts import Frontend, Host
 from .places import Places
 from .problem import Problem
 from .server import Server, ServerSpec, usable_port
@@ -42,7 +42,7 @@ def _spec(host: Host, places: Places, port: int | None, simulate: int) -> Server
         base=places.dev / f"run-{host.version}",
         models=models.folder(places),
         packs={"multigpu": places.root},
-        frontend=frontend_files(host, places),
+        frontend=Frontend(host).files(places),
         port=port,
     )
     if not simulate:

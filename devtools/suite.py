@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from . import console, models
 from .guard import Guarded
-from .hosts import HOSTS
+from .hosts import FRONTENDS, HOSTS, fetch_newest_frontend
 from .places import Places
 from .problem import Problem
 
@@ -54,7 +54,7 @@ PARTS = {
         "engine", *(version | kind for version in VERSIONS for kind in KINDS[:2]), VERSIONS[-1] | KINDS[2]
     ),
     "devices": _tests("devices", *KINDS[1:], {"SIMDEV": "mps"}, {"SIMDEV": "privateuseone"}),
-    "browser": _tests("browser"),
+    "browser": _tests("browser", *({"MULTIGPU_TEST_FRONTEND": frontend.name} for frontend in FRONTENDS)),
     "dev": _tests("dev"),
 }
 WITHOUT_HOSTS = {"lint", "types", "unit"}
@@ -69,6 +69,8 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
     chosen = [name for name in PARTS if not only or name in only]
     if not set(chosen) <= WITHOUT_HOSTS:
         models.prepare(HOSTS, places)
+    if "browser" in chosen:
+        fetch_newest_frontend(places)
     tasks = [task for name in chosen for task in PARTS[name]]
     if expression:  # without the coverage limit, which a few selected tests cannot reach
         tests = [task for task in tasks if task.command[0] == "pytest"]

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import api
-from .runtime import LOGGER, current
-
-API = "comfyui_multigpu"
-"""The name by which other packs import `api`: ComfyUI imports the pack itself under the path of its folder."""
+from .runtime import API, LOGGER, current
 
 _RUNTIME = ".multigpu.runtime"
 """How the module name of `runtime.py` ends in every copy of the pack: ComfyUI puts the path of the folder before it."""

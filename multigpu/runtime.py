@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 LOGGER = "multigpu"
 """One name for all our log lines: inside ComfyUI a module's own name is the path of the folder."""
+
+API = "comfyui_multigpu"
+"""The name by which other packs import `api`, for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -122,5 +127,16 @@ def new_inventory() -> Inventory:
 
 @functools.cache
 def current() -> Runtime:
-    """The runtime of this process, started by the first call: that of ComfyUI when it loads the pack, or another."""
+    """The runtime of this process, started by the first call: that of ComfyUI when it loads the pack, or another.
+
+    Raises HostIncompatible when ComfyUI has loaded the pack and this is a second import of it, under another name: two
+    runtimes would replace the same functions of the host.
+    """
+    loaded = sys.modules.get(API)
+    if loaded is not None and loaded.current is not current:
+        folder = Path(str(loaded.__file__)).parents[1]
+        name = __name__.rpartition(".")[0]
+        raise HostIncompatible(
+            f"{name} is a second import of MultiGPU, which ComfyUI has loaded from {folder}; import {API}"
+        )
     return Runtime.start(os.environ)

@@ -34,15 +34,14 @@ def generated(nodes: dict[str, dict[str, Any]]) -> dict[Path, str]:
 
 
 def page(node_id: str, info: dict[str, Any]) -> str:
-    """The help page of one node."""
+    """The help page of one node. Inputs are a list: the frontend's panel is too narrow for a table of them."""
     text = help_text(node_id, len(info["output"]))
     lines = [f"# {info['display_name']}", "", info["description"], "", text, "", "## Inputs", ""]
-    lines += ["| name | kind | default | |", "|---|---|---|---|"]
     for section in ("required", "optional"):
         for name in info["input_order"].get(section, []):
             kind, *rest = info["input"][section][name]
             options = rest[0] if rest else {}
-            lines.append(f"| `{name}` | {_kind(kind, name)} | {_default(name, options)} | {_cell(options)} |")
+            lines.append(f"- `{name}` ({_kind(kind, name)}{_default(name, options)}){_explained(options)}")
     lines += ["", "## Outputs", ""]
     lines += [f"- `{name}` ({kind})" for kind, name in zip(info["output"], info["output_name"], strict=True)]
     return "\n".join(lines) + "\n"
@@ -57,13 +56,14 @@ def _kind(kind: Any, name: str) -> str:
 def _default(name: str, options: dict[str, Any]) -> str:
     """Which device is offered first depends on the machine."""
     if name.endswith("device") and "donor" not in name and options.get("default") != "default":
-        return "first accelerator"
+        return ", default: first accelerator"
     value = options.get("default", "")
-    return f"`{json.dumps(value) if isinstance(value, bool) else value}`" if value != "" else ""
+    return f", default: `{json.dumps(value) if isinstance(value, bool) else value}`" if value != "" else ""
 
 
-def _cell(options: dict[str, Any]) -> str:
-    return str(options.get("tooltip", "")).replace("|", "\\|").replace("\n", " ")
+def _explained(options: dict[str, Any]) -> str:
+    text = str(options.get("tooltip", "")).replace("\n", " ")
+    return f": {text}" if text else ""
 
 
 def _json(content: Any) -> str:

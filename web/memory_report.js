@@ -10,7 +10,7 @@ function addText(node) {
     box.className = "comfy-multiline-input";
     box.readOnly = true;
     box.placeholder = "Run the workflow to see what is in memory.";
-    const widget = node.addDOMWidget("text", "text", box, {
+    const widget = node.addDOMWidget("text", "memory_report", box, {
         serialize: false,
         getMinHeight: () => 80,
         getValue: () => box.value,

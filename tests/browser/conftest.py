@@ -1,7 +1,12 @@
-"""ComfyUI's real frontend in a real browser. Skipped, by name, where there is no Chromium or no Playwright."""
+"""ComfyUI's real frontend in a real browser. Skipped, by name, where there is no Chromium or no Playwright.
+
+MULTIGPU_TEST_FRONTEND names one row of the table of frontends, for example "0.30.0 newest frontend"; without it, every
+test runs for all rows.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,19 +16,27 @@ from typing import Any
 import pytest
 
 from devtools import models
-from devtools.hosts import HOSTS, Host
+from devtools.hosts import FRONTENDS, Frontend
 from devtools.places import Places
 from devtools.server import Server
 from tests.host.driver import spec_for
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BY_NAME = {frontend.name: frontend for frontend in FRONTENDS}
+ROWS = [BY_NAME[name] for name in filter(None, [os.environ.get("MULTIGPU_TEST_FRONTEND")])] or FRONTENDS
+
+DESIGNS = {"classic": False, "Nodes 2.0": True}
+"""The user chooses whether nodes are elements of the page (Nodes 2.0) instead of drawings on a canvas."""
+CHOOSE = "elements => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', elements)"
 
 
-@pytest.fixture(scope="session", params=HOSTS, ids=lambda host: host.version)
-def host(request: pytest.FixtureRequest) -> Host:
-    row: Host = request.param
-    if not Places.here().host_tree(row.version).is_dir() or not models.folder(Places.here()).is_dir():
-        pytest.fail(f"ComfyUI {row.version} or the tiny models are not there; `python dev.py test` makes them")
+@pytest.fixture(scope="session", params=ROWS, ids=lambda frontend: frontend.name)
+def frontend(request: pytest.FixtureRequest) -> Frontend:
+    row: Frontend = request.param
+    places = Places.here()
+    for needed in (places.host_tree(row.host.version), row.files(places), models.folder(places)):
+        if not needed.is_dir():
+            pytest.fail(f"{needed} is not there; `python dev.py test --only browser` makes it")
     return row
 
 
@@ -40,18 +53,26 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def server(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(spec_for(host, tmp_path_factory.mktemp(f"browser-{host.version}"), Path(sys.executable))) as running:
+def server(frontend: Frontend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = tmp_path_factory.mktemp("browser")
+    spec = spec_for(frontend.host, base, Path(sys.executable), frontend=frontend.files(Places.here()))
+    with Server(spec) as running:
         yield running
 
 
-@pytest.fixture
-def page(browser: Any, server: Server) -> Iterator[Any]:
-    """ComfyUI's frontend, ready to open a workflow."""
+@pytest.fixture(scope="session", params=DESIGNS)
+def design(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def page(browser: Any, server: Server, design: str) -> Iterator[Any]:
+    """ComfyUI's frontend, ready to open a workflow, once for each design of nodes. All tests share it."""
     context = browser.new_context(viewport={"width": 1600, "height": 900})
     opened = context.new_page()
     opened.goto(server.client.address, wait_until="domcontentloaded", timeout=120_000)
     opened.wait_for_function("window.app && window.app.graph && window.app.vueAppReady !== false", timeout=120_000)
     opened.wait_for_function("Object.keys(window.LiteGraph.registered_node_types).length > 100", timeout=120_000)
+    opened.evaluate(CHOOSE, DESIGNS[design])
     yield opened
     context.close()

@@ -9,6 +9,7 @@ QUEUE = """async () => {
     const node = window.LiteGraph.createNode("MultiGPUMemoryReport");
     node.pos = [200, 150];
     window.app.graph.add(node);
+    Object.assign(window.app.canvas.ds, {scale: 1, offset: [60, 20]});
     await window.app.queuePrompt(0);
 }"""
 SHOWN = """() => {

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from devtools import environment
-from devtools.hosts import HOSTS
+from devtools.hosts import FRONTENDS, HOSTS
 from devtools.places import Places
 from tests.dev.sandbox import MOUNT, Sandbox, assert_one_sentence, needs_mount
 
@@ -142,6 +142,14 @@ def test_every_package_of_the_environment_is_pinned() -> None:
 def test_every_host_is_pinned_by_hash() -> None:
     for host in HOSTS:
         assert [hashes for _, hashes in _pins(f"hosts/{host.version}.txt").values()] == [1, 1]
+
+
+def test_the_newest_frontend_is_pinned_by_hash_and_is_the_newest() -> None:
+    """A ComfyUI that pins a newer one was added? CONTRIBUTING.md has the command that renews the pin."""
+    places = Places.here()
+    assert _pins("hosts/newest-frontend.txt")["comfyui-frontend-package"][1] > 0
+    *pinned, newest = ([int(part) for part in each.version(places).split(".")] for each in FRONTENDS)
+    assert newest >= max(pinned)
 
 
 def test_no_pin_names_an_index() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from devtools import models
 from devtools.client import Client, Finished, Workflow
-from devtools.hosts import Host, frontend_files
+from devtools.hosts import Frontend, Host
 from devtools.places import Places
 from devtools.server import Server, ServerSpec
 
@@ -116,7 +116,7 @@ def spec_for(host: Host, base: Path, python: Path, **changes: Any) -> ServerSpec
         "models": models.folder(places),
         "packs": {PACK: places.root},
         "first_packs": DEBUG_PACKS,
-        "frontend": frontend_files(host, places),
+        "frontend": Frontend(host).files(places),
         "flags": ("--cpu",),
     }
     return ServerSpec(**usual | changes)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from devtools.client import PromptFailed
 from devtools.places import Places
 from tests.host.conftest import StartHost
-from tests.host.workflows import flux, node
+from tests.host.workflows import flux, node, placed
 
 OTHER = """
 class Keep:
@@ -51,6 +52,30 @@ def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Pat
     comfy.run(workflow)
     comfy.free(unload_models=True, free_memory=True)
     assert [row["model_class"] for row in comfy.models() if row["alive"]] == ["Flux"]
+
+
+def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
+    start_host: StartHost, tmp_path: Path
+) -> None:
+    """A second runtime would find ComfyUI's functions replaced by a stranger, and keep nothing."""
+    ours, other = Places.here().root, tmp_path / "imports_files"
+    other.mkdir()
+    code = OTHER.replace("NAME", other.name).replace("comfyui_multigpu import", "multigpu.api import")
+    (other / "__init__.py").write_text(f"import sys\nsys.path.insert(0, {str(ours)!r})\n{code}")
+    comfy = start_host(packs={"another_name": ours, other.name: other})
+    workflow = placed(flux(seed=4), "vae", keep_loaded="keep")
+    comfy.run(workflow)
+    workflow["keep"] = node(f"Keep{other.name}", model=["model", 0])
+    workflow["sample"]["inputs"]["model"] = ["keep", 0]
+    with pytest.raises(
+        PromptFailed,
+        match="multigpu is a second import of MultiGPU, which ComfyUI has loaded from .*"
+        "another_name; import comfyui_multigpu",
+    ):
+        comfy.run(workflow)
+    comfy.free(unload_models=True, free_memory=True)
+    assert [row["model_class"] for row in comfy.models() if row["alive"]] == ["TAESD"]
+    assert comfy.log().count("host symbols are as expected") == 1, "nothing was started a second time"
 
 
 @pytest.mark.parametrize("off", [False, True], ids=["absent", "switched off"])

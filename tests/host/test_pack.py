@@ -110,6 +110,33 @@ def test_of_two_copies_the_second_says_so_and_does_nothing(start_host: StartHost
     assert comfy.draw(workflows.flux(seed=5))
 
 
+def test_two_comfyui_share_one_folder_of_the_pack(start_host: StartHost) -> None:
+    """Nothing is written to it, and each process has its own choices: a free in one unloads nothing in the other."""
+    folder = Places.here().root
+    before = files_of(folder)
+    one, two = start_host(), start_host()
+    for comfy in (one, two):
+        comfy.client.submit(workflows.placed(workflows.flux(seed=6), "model", keep_loaded="keep"))
+    for comfy in (one, two):
+        comfy.wait_idle(timeout=300)
+    loaded = [row["patcher_id"] for row in two.models()]
+    one.free(unload_models=True, free_memory=True)
+    assert [row["model_class"] for row in one.models()] == ["Flux"]
+    assert [row["patcher_id"] for row in two.models()] == loaded and len(loaded) == 3
+    pictures = [
+        comfy.draw(workflows.placed(workflows.flux(seed=7), "model", keep_loaded="keep")) for comfy in (one, two)
+    ]
+    assert pictures[0] == pictures[1]
+    assert files_of(folder) == before
+
+
+def files_of(folder: Path) -> dict[Path, int]:
+    """The pack's files with their times of change, without compiled bytecode and what the tests write."""
+    parts = ("__init__.py", "multigpu", "web", "locales", "example_workflows")
+    found = (path for part in parts for path in (folder / part, *(folder / part).rglob("*.*")))
+    return {path: path.stat().st_mtime_ns for path in found if path.is_file() and path.suffix != ".pyc"}
+
+
 IMPORT_THE_SEAM = """
 import logging, sys
 from pathlib import Path
