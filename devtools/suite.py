@@ -53,7 +53,7 @@ PARTS = {
     "engine": _tests(
         "engine", *(version | kind for version in VERSIONS for kind in KINDS[:2]), VERSIONS[-1] | KINDS[2]
     ),
-    "devices": _tests("devices", *KINDS[1:], {"SIMDEV": "xpu"}, {"SIMDEV": "mps"}),
+    "devices": _tests("devices", *KINDS[1:], *({"SIMDEV": kind} for kind in ("xpu", "mps", "privateuseone"))),
     "browser": _tests("browser", *({"MULTIGPU_TEST_FRONTEND": frontend.name} for frontend in FRONTENDS)),
     "dev": _tests("dev"),
 }

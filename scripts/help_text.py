@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 PLACE = """
-Connect it after any loader, of ComfyUI or of another pack, and use its output instead of the loader's. Several place
-nodes after one loader may have different settings.
+Connect it after any loader of ComfyUI and use its output instead of the loader's. Loaders of other packs work if their
+models are in ComfyUI's own model patchers; those of ComfyUI-GGUF are not. Several place nodes after one loader may have
+different settings.
 
 - **auto** looks at the free memory when the node runs and leaves some of it for inference. The weights that fit into
   the rest stay on the compute device; the others go to the fastest of the other devices.
@@ -15,7 +16,7 @@ nodes after one loader may have different settings.
 
 Weights that rest on other devices are copied to the compute device just before they are used. The picture is the same
 as with all weights on one device. After loading, the bytes on each device are counted. ComfyUI's log has one line that
-says what is where; if the bytes differ from the plan, the run stops with an error.
+says what is where; if the bytes differ from the plan by more than one block, the run stops with an error.
 
 If the compute device is not the one that the loader chose, the model is read from its file again (or its weights are
 copied, if ComfyUI cannot repeat the loading), so that the loader's output keeps its own weights. If all weights stay on

@@ -60,4 +60,5 @@ def _usage() -> str:
     return (
         f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` describes one command, "
         "`multigpu --version` prints the version.\n"
+        "In the pack's folder, `python -m multigpu` is the same command.\n"
     )

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     if tree is None:
         raise InputError(
             "no ComfyUI found around the current folder; say where it is: "
-            "multigpu doctor --comfyui FOLDER (the one with main.py)"
+            "python -m multigpu doctor --comfyui FOLDER (the one with main.py)"
         )
     comfyui_tree.enter(tree)
     found = capabilities.probe()

@@ -43,7 +43,8 @@ class HostCapabilities:
         problem = dict(self.features_off()).get(feature.value)
         if problem is not None:
             raise HostIncompatible(
-                f"{feature.value} is off, because {problem}; update MultiGPU, or see what `multigpu doctor` says"
+                f"{feature.value} is off, because {problem}; update MultiGPU, or see what "
+                "`python -m multigpu doctor` says in its folder"
             )
 
     def features_off(self) -> Iterator[tuple[str, str]]:

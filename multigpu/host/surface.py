@@ -64,11 +64,15 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_API, "io.Schema.inputs", _N, "the inputs of a loader of the host"),
     Symbol(_API, "io.NodeOutput", _N, "what our nodes return", keywords=("ui",)),
     Symbol(_API, "io.NodeOutput.result", _N, "what a loader of the host returns"),
-    *(Symbol(_API, f"io.{kind}.{part}", _N, "an input or output of our nodes") for kind, part in (
-        ("AnyType", "Input"), ("AnyType", "Output"), ("Boolean", "Input"), ("Combo", "Input"), ("Float", "Input"),
-        ("String", "Input"), ("String", "Output"), ("Model", "Input"), ("Model", "Output"), ("Clip", "Input"),
-        ("Clip", "Output"), ("Vae", "Input"), ("Vae", "Output"), ("ControlNet", "Input"), ("ControlNet", "Output"),
-        ("ClipVision", "Input"), ("ClipVision", "Output"))),
+    *(Symbol(_API, f"io.{kind}.Input", _N, "an input of our nodes", ("id",), keywords) for kind, keywords in (
+        ("AnyType", ("optional", "tooltip")), ("Boolean", ("default", "optional", "tooltip")),
+        ("Combo", ("options", "default", "optional", "tooltip", "extra_dict")),
+        ("Float", ("default", "min", "max", "step", "optional", "tooltip")),
+        ("String", ("default", "optional", "tooltip")),
+        ("Model", ()), ("Clip", ()), ("Vae", ()), ("ControlNet", ()), ("ClipVision", ()))),
+    *(Symbol(_API, f"io.{kind}.Output", _N, "an output of our nodes", keywords=keywords) for kind, keywords in (
+        ("AnyType", ("display_name",)), ("String", ("display_name",)),
+        ("Model", ()), ("Clip", ()), ("Vae", ()), ("ControlNet", ()), ("ClipVision", ()))),
     Symbol(_API, "io.Custom", _N, "inputs and outputs of a loader of the host, as ours", ("io_type",)),
     Symbol(_API, "ui.PreviewText", _N, "the text of Memory Report among a prompt's outputs", ("value",)),
     Symbol("nodes", "NODE_CLASS_MAPPINGS", _N, "loaders of the host and of other packs, looked up when a node runs"),

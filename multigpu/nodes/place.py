@@ -1,4 +1,4 @@
-"""The place nodes: after any loader of any pack, they choose where a component computes and where its weights rest."""
+"""The place nodes: after a loader, they choose where a component computes and where its weights rest."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
                 display_name=row.display_name,
                 category=CATEGORY,
                 description=f"Chooses the device on which a {row.what} computes, the devices on which its weights "
-                "rest between uses, and whether it stays loaded. Works after any loader.",
+                "rest between uses, and whether it stays loaded. Works after any loader of ComfyUI.",
                 search_aliases=["multigpu", "distorch", "virtual vram", "offload", "device", row.what],
                 inputs=[socket.Input(row.component), *place_widgets(runtime.inventory.labels())],
                 outputs=[socket.Output()],

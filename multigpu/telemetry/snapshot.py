@@ -11,12 +11,15 @@ from ..units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of one device. `cached` is what its allocator holds without using it."""
+    """Bytes of one device. `cached` is what its allocator holds without using it. `total` is 0 where it is unknown."""
 
     device: str
     free: int
     total: int
     cached: int = 0
+
+    def words(self) -> str:
+        return f"{format_bytes(self.free)} of {format_bytes(self.total)} free" if self.total else "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class Snapshot:
         parts = [
             f"process {format_bytes(self.process_bytes)}",
             f"RAM {format_bytes(self.ram_used)} of {format_bytes(self.ram_total)}",
-            *(f"{its.device} {format_bytes(its.free)} of {format_bytes(its.total)} free" for its in self.devices),
+            *(f"{its.device} {its.words()}" for its in self.devices),
         ]
         models = ", ".join(f"{model.name} ({model.standing}, {model.device})" for model in self.models) or "none"
         now = time.strftime("%H:%M:%S", time.localtime(self.time))

@@ -1,4 +1,4 @@
-"""One kind of simulated devices per process: SIMDEV is `cuda` (the default), `xpu`, `npu` or `mps`."""
+"""One kind of simulated devices per process: SIMDEV is `cuda` (the default), `xpu`, `npu`, `mps` or `privateuseone`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from tests.sim import simdev
 
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 COUNT = 1 if KIND == "mps" else 3
+FLAGS = (*simdev.HOST_FLAGS, "--directml") if KIND == "privateuseone" else simdev.HOST_FLAGS
+TESTS = {"mps": "test_one_device", "privateuseone": "test_directml"}
+"""What is tested for a kind; for all other kinds `test_lifecycle`."""
 SIM = Path(simdev.__file__).parents[1]
 
 
@@ -33,8 +36,7 @@ class Machine(Keeper):
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another process of the same suite runs."""
-    ours = "test_one_device" if KIND == "mps" else "test_lifecycle"
-    left_out = [item for item in items if item.path.stem != ours]
+    left_out = [item for item in items if item.path.stem != TESTS.get(KIND, "test_lifecycle")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
@@ -54,7 +56,7 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         models=own_models(base),
         runner=(str(SIM / "serve.py"),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:{COUNT}:6g"},
-        flags=simdev.HOST_FLAGS,
+        flags=FLAGS,
     )
     with Server(spec) as server:
         machine = Machine(server)

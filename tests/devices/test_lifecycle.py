@@ -7,7 +7,7 @@ import pytest
 from devtools.client import Workflow
 from multigpu.units import format_bytes
 from tests.devices.conftest import KIND, Machine
-from tests.host.lifecycle import BOTH, flux
+from tests.host.lifecycle import BOTH, flux, short
 from tests.host.workflows import node
 
 ZERO, ONE, TWO = (f"{KIND}:{index}" for index in range(3))
@@ -31,7 +31,9 @@ def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Ma
         "Flux": ONE, "SD3ClipModel_": TWO, "TAESD": ZERO,
     }  # fmt: skip
     assert machine.allocated(ONE) > MODEL_BYTES and machine.allocated(TWO) > CLIP_BYTES
-    machine.free(**BOTH)
+    with machine.said() as lines:
+        machine.free(**BOTH)
+    assert [sum(f"cache of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
     after = machine.objects()
     assert after == {name: before[name] for name in ("Flux", "TAESD")}
     assert machine.allocated(ONE) > MODEL_BYTES
@@ -86,6 +88,25 @@ def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) ->
     assert set(state["allocated"].values()) == {0}
     assert state["pinned_bytes"] == 0, "no pinned page is left"
     assert machine.models() == []
+
+
+def test_a_kept_model_may_be_moved_to_ram_when_another_needs_the_memory(machine: Machine) -> None:
+    """Keep concerns frees. While models are loaded ComfyUI makes room as always; the kept object outlives that."""
+    workflow = short(97, model="keep")
+    workflow["place_model"]["inputs"]["compute_device"] = ONE
+    picture = machine.draw(workflow)
+    before = machine.objects()["Flux"]
+    machine.client.post("/simdev", {"limit": {ONE: 512 << 20}})  # ComfyUI leaves more than that free to compute in
+    text = on_devices(98, clip=(ONE, "default"))
+    machine.run(
+        {name: text[name] for name in ("clip", "place_clip", "positive")}
+        | {"show": node("PreviewAny", source=["positive", 0])}
+    )
+    assert "Flux" not in machine.objects() and "Flux" in machine.held()
+    machine.client.post("/simdev", {"limit": {ONE: 6 << 30}})
+    machine.free(**BOTH)
+    assert "Flux" in machine.held()
+    assert machine.draw(workflow) == picture and machine.objects()["Flux"] == before
 
 
 def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:

@@ -22,7 +22,9 @@ from collections.abc import Iterator
 
 SOURCES = pathlib.Path(__file__).parent / "csrc"
 MODULE = "simdev_native"
-VARIANT_FLAGS = {"cuda": ["-DSIMDEV_CUDA"], "npu": [], "xpu": ["-DSIMDEV_XPU"], "mps": ["-DSIMDEV_MPS"]}
+VARIANT_FLAGS = {
+    "cuda": ["-DSIMDEV_CUDA"], "xpu": ["-DSIMDEV_XPU"], "mps": ["-DSIMDEV_MPS"], "npu": [], "privateuseone": [],
+}  # fmt: skip
 
 
 class NoCompiler(RuntimeError):

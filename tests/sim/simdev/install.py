@@ -1,4 +1,4 @@
-"""Put the simulated devices in torch's place for `cuda`, `xpu`, `npu` or `mps`. Process-wide and one-way."""
+"""Put simulated devices in torch's place for one of `KINDS`. Process-wide and one-way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .devmod import DeviceApi
 from .world import World
 
 GiB = 1024**3
-KINDS = ("cuda", "xpu", "npu", "mps")
+KINDS = ("cuda", "xpu", "npu", "mps", "privateuseone")
 PRETENDED_CUDA = "12.8"
 CPU_LIMIT = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 """The CPU kernels behind the simulation do without matrix tiles (AMX), which some sandboxes announce and then trap."""
@@ -47,7 +47,11 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
         raise RuntimeError("this process has used real CUDA devices already: start another process")
     for name, value in CPU_LIMIT.items():
         os.environ.setdefault(name, value)
-    native = {"cuda": _install_cuda, "xpu": _install_xpu, "npu": _install_npu, "mps": _install_mps}[kind]()
+    installers = {
+        "cuda": _install_cuda, "xpu": _install_xpu, "npu": _install_npu, "mps": _install_mps,
+        "privateuseone": _install_directml,
+    }  # fmt: skip
+    native = installers[kind]()
     native.set_device_count(count)
     _installed.append(World(native, kind, capacities))
     return _installed[0]
@@ -153,6 +157,26 @@ def _install_mps() -> Any:
     for name, value in namespace.items():
         setattr(torch.mps, name, value)
     _add_storage(native, "mps")
+    return native
+
+
+def _install_directml() -> Any:
+    """As DirectML: torch has no module for `privateuseone`, and the package tells only how many devices there are."""
+    native = load("privateuseone")
+    native.install_hooks()
+    torch.version.cuda = None
+    package = types.ModuleType("torch_directml")
+    package.__spec__ = importlib.machinery.ModuleSpec("torch_directml", None)
+    package.__dict__.update(
+        is_available=lambda: True,
+        device_count=native.device_count,
+        device_name=lambda index: f"Simulated adapter {max(index, 0)}",
+        device=lambda index=0: torch.device("privateuseone", index),
+    )
+    sys.modules["torch_directml"] = package
+    sys.modules["torch.privateuseone"] = types.ModuleType(
+        "torch.privateuseone"
+    )  # torch imports it for its own purposes
     return native
 
 

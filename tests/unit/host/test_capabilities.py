@@ -88,4 +88,4 @@ def test_doctor_without_a_comfyui_says_what_to_type(capsys: pytest.CaptureFixtur
     assert main(["doctor", "--comfyui", str(tmp_path)]) == 2
     assert "give the one with main.py" in capsys.readouterr().err
     assert main(["doctor"]) == 2
-    assert "multigpu doctor --comfyui FOLDER" in capsys.readouterr().err
+    assert "python -m multigpu doctor --comfyui FOLDER" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,11 @@ def test_the_line_says_everything_a_person_looks_for() -> None:
         f"free 3 post-unload at {at}: process 2.00 GiB, RAM 12.00 GiB of 32.00 GiB, "
         "cuda:0 20.00 GiB of 24.00 GiB free; loaded: Flux (keep, cuda:0); held: 1"
     )
+
+
+def test_a_device_that_does_not_tell_its_memory_is_not_full() -> None:
+    line = replace(snapshot(), devices=(DeviceMemory("directml:0", 0, 0),)).line()
+    assert ", directml:0 unknown; loaded: " in line
 
 
 def test_the_json_is_one_line_with_every_field() -> None:
