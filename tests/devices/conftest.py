@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devtools.hosts import HOSTS
+from devtools.hosts import HOSTS, Host
 from devtools.server import Server
 from tests.host.driver import spec_for
 from tests.host.lifecycle import PACKS, Keeper, own_models
@@ -19,7 +20,9 @@ from tests.sim import simdev
 KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 COUNT = 1 if KIND == "mps" else 3
 FLAGS = (*simdev.HOST_FLAGS, "--directml") if KIND == "privateuseone" else simdev.HOST_FLAGS
-TESTS = {"mps": "test_one_device", "privateuseone": "test_directml"}
+TESTS = {
+    "cuda": ["test_lifecycle", "test_smart_memory"], "mps": ["test_one_device"], "privateuseone": ["test_directml"],
+}  # fmt: skip
 """What is tested for a kind; for all other kinds `test_lifecycle`."""
 SIM = Path(simdev.__file__).parents[1]
 
@@ -36,32 +39,38 @@ class Machine(Keeper):
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another process of the same suite runs."""
-    left_out = [item for item in items if item.path.stem != TESTS.get(KIND, "test_lifecycle")]
+    left_out = [item for item in items if item.path.stem not in TESTS.get(KIND, ["test_lifecycle"])]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
 
-@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
-def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+@contextmanager
+def started(host: Host, base: Path, *flags: str) -> Iterator[Machine]:
+    """ComfyUI with our pack on simulated devices, started with these flags besides the usual ones."""
     try:
         simdev.build(KIND)
     except simdev.NoCompiler as reason:
         pytest.skip(str(reason))
-    base = tmp_path_factory.mktemp(f"devices-{request.param.version}")
     spec = spec_for(
-        request.param,
+        host,
         base,
         Path(sys.executable),
         packs={**PACKS, "simdev_probe": SIM / "probe_pack"},
         models=own_models(base),
         runner=(str(SIM / "serve.py"),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:{COUNT}:6g"},
-        flags=FLAGS,
+        flags=(*FLAGS, *flags),
     )
     with Server(spec) as server:
         machine = Machine(server)
         yield machine
         assert machine.our_tracebacks() == []
+
+
+@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with started(request.param, tmp_path_factory.mktemp(f"devices-{request.param.version}")) as machine:
+        yield machine
 
 
 @pytest.fixture
