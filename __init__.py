@@ -1,8 +1,13 @@
 """Entry for ComfyUI, which imports this folder as a package. Imported in any other way, it does nothing."""
 
 if __package__:
-    from .multigpu.entry import comfy_entrypoint, first_copy
+    from .multigpu.minimums import refused
 
-    WEB_DIRECTORY = "./web" if first_copy() is None else None
+    if refused():  # before anything is imported that an old Python could not read
+        NODE_CLASS_MAPPINGS = {}
+    else:
+        from .multigpu.entry import comfy_entrypoint, first_copy
 
-    __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]
+        WEB_DIRECTORY = "./web" if first_copy() is None else None
+
+        __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]

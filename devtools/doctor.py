@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from . import console, environment
+from . import console, environment, pythons
 from .guard import Guarded
 from .places import Places
 
@@ -39,6 +39,10 @@ def _findings(places: Places) -> Iterator[tuple[str, str | None, str, str]]:
     fix = "install a C++ compiler (Debian: g++); simulator tests are skipped"
     yield "compiler", _tool(*COMPILERS), "optional", fix
     yield "browser", _tool(*BROWSERS), "optional", "install chromium for the browser tests; they are skipped"
+    others = pythons.others()
+    found = ", ".join(f"{version} at {path}" for version, path in others.items() if path)
+    fix = f"none of {', '.join(others)} is found; the unit tests run with Python {platform.python_version()} only"
+    yield "Pythons", found, "optional", fix
     clone = str(places.root) if os.access(places.root, os.W_OK) else None
     yield "clone", clone, "missing", f"{places.root} cannot be written: clone into a folder of your own"
     ready = environment.is_ready(places)

@@ -3,13 +3,17 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 
 def user_cache() -> Path:
     """Shared by all clones of one user. `MULTIGPU_DEV_CACHE` moves it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("MULTIGPU_DEV_CACHE") or Path(base, "multigpu-dev")).absolute()
+
+
+def python_in(folder: Path) -> Path:
+    """The interpreter of a virtual environment."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Places:
     cache: Path
 
     @classmethod
-    def here(cls) -> Self:
+    def here(cls) -> "Places":
         return cls(root=Path(__file__).resolve().parent.parent, cache=user_cache())
 
     @property
@@ -30,7 +34,7 @@ class Places:
     @property
     def python(self) -> Path:
         """The interpreter of the environment that `dev.py` makes."""
-        return self.venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        return python_in(self.venv)
 
     @property
     def dev(self) -> Path:

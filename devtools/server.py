@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from .client import Client, RequestFailed
 from .guard import Guarded
@@ -57,7 +56,7 @@ class Server:
         """Everything logged since the last start."""
         return self.log_path.read_bytes()[self._log_from :].decode(errors="replace")
 
-    def start(self, timeout: float = 180.0) -> Self:
+    def start(self, timeout: float = 180.0) -> "Server":
         """Returns when ComfyUI answers. Raises Problem if it ends or stays silent, and if `port` is taken."""
         assert self._child is None, "already started"
         _prepare_base(self.spec)
@@ -88,7 +87,7 @@ class Server:
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Server":
         return self.start()
 
     def __exit__(self, *_: object) -> None:

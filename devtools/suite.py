@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from . import console, models
+from . import console, models, pythons
 from .guard import Guarded
 from .hosts import FRONTENDS, HOSTS, fetch_newest_frontend
 from .places import Places
@@ -24,11 +25,15 @@ COVERED = ("--cov=multigpu/plan", "--cov-branch", "--cov-report=term-missing:ski
 
 @dataclass(frozen=True)
 class Task:
-    """A tool, run as `python -m COMMAND` in the repository. pytest's tests are counted; another tool counts as one."""
+    """A tool, run as `python -m COMMAND` in the repository. pytest's tests are counted; another tool counts as one.
+
+    It runs with the Python of `.venv` unless another is given.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+    python: Path = Path(sys.executable)
 
 
 def _tests(part: str, *environments: dict[str, str], options: tuple[str, ...] = ()) -> tuple[Task, ...]:
@@ -72,9 +77,11 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
     if "browser" in chosen:
         fetch_newest_frontend(places)
     tasks = [task for name in chosen for task in PARTS[name]]
-    if expression:  # without the coverage limit, which a few selected tests cannot reach
-        tests = [task for task in tasks if task.command[0] == "pytest"]
-        tasks = [replace(task, command=(*task.command, "-k", expression, "--no-cov")) for task in tests]
+    if "unit" in chosen:
+        own = tasks.index(*PARTS["unit"])
+        tasks[own + 1 : own + 1] = unit_on_other_pythons(places)
+    if expression:
+        tasks = [selecting(task, expression) for task in tasks if task.command[0] == "pytest"]
     rows, notes, total = [], [], Counter[str]()
     for task, code, text, seconds in finished(tasks, places):
         counts, lines = outcome(task, code, text)
@@ -85,7 +92,7 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
         total += counts
     console.heading("Summary")
     console.table(rows)
-    for title, starts in (("Failed", ("FAILED", "ERROR")), ("Skipped", ("SKIPPED",))):
+    for title, starts in (("Failed", ("FAILED", "ERROR")), ("Skipped", ("SKIPPED",)), ("Left out", ("LEFT OUT",))):
         if found := [note for note in notes if note[1].startswith(starts)]:
             console.heading(title)
             console.table(found)
@@ -93,6 +100,18 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
     if expression and not total:
         raise Problem(f"No test of {', '.join(chosen)} matches -k {expression!r}; give a part of a test's name.")
     return int(total["failed"] > 0)
+
+
+def unit_on_other_pythons(places: Places) -> list[Task]:
+    """The unit tests that do without torch, with every other supported Python of this machine. No coverage."""
+    (unit,) = _tests("unit")
+    found = pythons.prepare(places)
+    return [replace(unit, name=f"unit {version}", python=python) for version, python in found.items()]
+
+
+def selecting(task: Task, expression: str) -> Task:
+    """Some of a task's tests. Without the coverage limit: a few tests cannot reach it."""
+    return replace(task, command=(*(word for word in task.command if word not in COVERED), "-k", expression))
 
 
 def finished(tasks: Sequence[Task], places: Places) -> Iterator[tuple[Task, int, str, float]]:
@@ -111,7 +130,7 @@ def finished(tasks: Sequence[Task], places: Places) -> Iterator[tuple[Task, int,
                 console.line(f"  started {task.name}")
                 log = folder / f"{task.name.replace(' ', '-')}.log"
                 log.unlink(missing_ok=True)
-                command = [sys.executable, "-m", *task.command]
+                command = [task.python, "-m", *task.command]
                 child = Guarded(command, cwd=places.root, env={**added, **task.environment}, log=log)
                 running[task] = children.enter_context(child), log, time.monotonic()
             for task, (child, log, started) in list(running.items()):
@@ -123,7 +142,7 @@ def finished(tasks: Sequence[Task], places: Places) -> Iterator[tuple[Task, int,
 
 
 def outcome(task: Task, code: int, text: str) -> tuple[Counter[str], list[str]]:
-    """How many tests passed, failed and were skipped, and pytest's lines about the last two, from a task's output."""
+    """How many tests passed, failed and were skipped, and pytest's lines about what did not pass, from its output."""
     if task.command[0] != "pytest":
         counts, notes = Counter(passed=int(code == 0)), []
     else:
@@ -131,7 +150,7 @@ def outcome(task: Task, code: int, text: str) -> tuple[Counter[str], list[str]]:
         found = re.findall(r"(\d+) (passed|failed|skipped|error)", "".join(summary))
         counts = Counter({kind: int(number) for number, kind in found})
         counts["failed"] += counts.pop("error", 0)
-        notes = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ", "SKIPPED "))]
+        notes = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR ", "SKIPPED ", "LEFT OUT "))]
     if code not in (0, 5) and not counts["failed"]:  # pytest ends with 5 when no test was selected
         counts["failed"] = 1
         notes.append(f"FAILED {task.command[0]} ended with exit code {code}")

@@ -38,14 +38,16 @@ class Sandbox:
     """`environment` is what `dev.py` runs with; a mark in it finds every process that came from here."""
 
     def __init__(self, root: Path, *, ready_environment: bool) -> None:
-        """With `ready_environment` the sandbox shares the clone's `.venv`; without, it has none."""
+        """With `ready_environment` the sandbox shares the clone's environments; without, it has none."""
         self.root = root
         here = Places.here()
         for name in _files(here.root):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(here.root / name, root / name)
         if ready_environment:
-            (root / ".venv").symlink_to(here.venv, target_is_directory=True)
+            (root / ".dev").mkdir()
+            for folder in (here.venv, *here.dev.glob("python-*")):
+                (root / folder.relative_to(here.root)).symlink_to(folder, target_is_directory=True)
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, "MULTIGPU_TEST_MARK": self.mark, "OMP_NUM_THREADS": "1"}
 

@@ -23,6 +23,9 @@ StartHost = Callable[..., Driver]
 ROWS = [find(os.environ["MULTIGPU_HOST"])] if os.environ.get("MULTIGPU_HOST") else HOSTS
 """Every host version, or the one that MULTIGPU_HOST names."""
 
+PYTHON = Path(os.environ.get("MULTIGPU_TEST_PYTHON") or sys.executable).absolute()
+"""What the servers run with: this Python, or another with other versions of torch and of ComfyUI's requirements."""
+
 
 @pytest.fixture(scope="session", params=ROWS, ids=lambda host: host.version)
 def host(request: pytest.FixtureRequest) -> Host:
@@ -77,7 +80,7 @@ def start_host(host: Host, tmp_path: Path) -> Iterator[StartHost]:
 
 
 def served(host: Host, base: Path, **changes: Any) -> Iterator[Driver]:
-    with Server(spec_for(host, base, Path(sys.executable), **changes)) as server:
+    with Server(spec_for(host, base, PYTHON, **changes)) as server:
         driver = Driver(server)
         yield driver
         ours = driver.our_tracebacks()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
 from collections import Counter
 
 import pytest
-import tomllib
 
-from multigpu import __version__
+from multigpu import __version__, minimums
 from multigpu.host.surface import SURFACE
 from tests.unit import architecture as rules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 BROKEN = [
     (rules.pure_files_import_pure_files, "plan/x.py", "import torch"),
@@ -169,19 +174,26 @@ def _needs(path: str, trees: dict[str, ast.Module], seen: frozenset[str] = froze
     return found
 
 
-def test_importing_does_nothing() -> None:
-    """Modules outside the torch packages import without torch and without the host; those with torch, without the host.
-
-    What imports the host when it is imported is covered on the real one, in tests/host.
-    """
+def _hostless() -> list[str]:
+    """The modules that import without the host. What needs it then is covered on the real one, in tests/host."""
     trees = rules.files()
     trees.pop("__main__.py", None)
     hostless = [path for path in trees if not _needs(path, trees) & rules.HOST_MODULES]
-    torchless = [path for path in hostless if not path.startswith(("stream/", "devices/")) or rules.is_pure(path)]
     assert {"entry.py", "runtime.py", "host/surface.py", "host/capabilities.py", "devices/names.py"} <= {*hostless}
     assert all(path.startswith(("host/", "nodes/")) for path in trees.keys() - {*hostless})
+    return hostless
+
+
+def test_importing_without_torch_does_nothing() -> None:
+    """Modules outside the torch packages import without torch and without the host."""
+    torchless = [path for path in _hostless() if not path.startswith(("stream/", "devices/")) or rules.is_pure(path)]
     _import_in_a_process([_name(path) for path in (*torchless, "devices/names.py")], rules.HOST_MODULES | {"torch"})
-    _import_in_a_process([_name(path) for path in hostless], rules.HOST_MODULES)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_importing_does_nothing() -> None:
+    """Those with torch import without the host."""
+    _import_in_a_process([_name(path) for path in _hostless()], rules.HOST_MODULES)
 
 
 def _import_in_a_process(names: list[str], poisoned: set[str]) -> None:
@@ -195,7 +207,7 @@ def _import_in_a_process(names: list[str], poisoned: set[str]) -> None:
 
 def test_the_poison_works() -> None:
     with pytest.raises(AssertionError, match="json was imported"):
-        _import_in_a_process(["json.tool"], {"json"})
+        _import_in_a_process(["json.tool"], {"json", "torch"})
 
 
 def test_every_module_is_in_the_map() -> None:
@@ -219,8 +231,13 @@ def test_every_file_that_a_page_names_is_there() -> None:
 
 
 def test_versions_agree() -> None:
-    project = tomllib.loads((rules.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["version"] == __version__
+    settings = tomllib.loads((rules.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["version"] == __version__
+    python, torch = (".".join(map(str, oldest)) for oldest in (minimums.OLDEST_PYTHON, minimums.OLDEST_TORCH))
+    assert settings["project"]["requires-python"] == f">={python}"
+    assert settings["tool"]["multigpu"]["requires-torch"] == f">={torch}"
+    readme = (rules.ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Python {python} or newer and torch {torch} or newer" in re.sub(r"\s+", " ", readme)
 
 
 def test_the_entry_is_small_and_does_nothing_outside_the_host() -> None:
