@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ..devices.torch_devices import device_of
 from .arena import Room
-from .layout import Leaf, Rebuild, lay_out, leaves_of
+from .layout import Leaf, Rebuild, is_plain, lay_out, leaves_of
 
 
 def own_tensors(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
@@ -88,12 +88,15 @@ class HomedBlock:
         """
         target = next(each for each in self.tensors if each.name == name)
         alone = self._reclaim(target)
-        parts = leaves_of(tensor)[0]
+        parts, rebuild = leaves_of(tensor)
         kinds = [(part.shape, part.dtype) for part in parts]
         if not alone or kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves]:
             return False
         for view, part in zip(target.views(self.room), parts, strict=True):
             view.copy_(part)
+        if not is_plain(tensor):  # it may have other attributes than the old one
+            target.rebuild = rebuild
+            target.settle(self.room)
         return True
 
     def _reclaim(self, target: HomedTensor) -> bool:

@@ -1,13 +1,14 @@
 """Tensors as flat bytes and back: plain tensors, quantised wrappers (fp8, nvfp4 with scales), GGUF tensors.
 
 Stored bytes travel as they are: nothing is converted, and a staged tensor has the class, dtype, shape, strides and
-attributes of the one at home.
+attributes of the one at home. Attributes are shared, not copied: packs' tensors carry their LoRAs in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -49,16 +50,24 @@ def leaves_of(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Rebuild]:
             return made
 
         return inner, rebuild_wrapper
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+    if is_plain(tensor):
         return [tensor.detach()], lambda parts: parts[0]
-    cls, attributes = type(tensor), dict(tensor.__dict__)
+    cls, attributes = type(tensor), tensor.__dict__
 
     def rebuild_subclass(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        made = parts[0].as_subclass(cls)
-        made.__dict__.update(attributes)
-        return made
+        return of_class(cls, parts[0], attributes)
 
     return [tensor.as_subclass(torch.Tensor).detach()], rebuild_subclass
+
+
+def of_class(cls: type, plain: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
+    """A tensor of a pack's class over the memory of `plain`.
+
+    `as_subclass` would make a view, which keeps the memory of `plain` allocated when the tensor itself is moved.
+    """
+    made: torch.Tensor = torch.Tensor._make_subclass(cls, plain)
+    made.__dict__ = attributes
+    return made
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -66,7 +75,15 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     leaves, rebuild = leaves_of(tensor)
     with torch.inference_mode(False), torch.no_grad():
         copies = [leaf.to(device, copy=True) for leaf in leaves]
-    return rebuild(copies)
+    made = rebuild(copies)
+    if not is_plain(made):
+        made.__dict__ = dict(made.__dict__)
+    return made
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is of torch's own class, without attributes that mean anything."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

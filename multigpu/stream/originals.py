@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import HostError
-from .layout import copy_to
+from .layout import copy_to, is_plain, of_class
 
 _CHECKPOINT_PARTS = ("model.diffusion_model.", "model.", "cond_stage_model.", "first_stage_model.")
 _PREFIXES = ("", *_CHECKPOINT_PARTS, "conditioner.embedders.")
@@ -121,7 +121,33 @@ class KeptOriginal:
     inplace_update: bool = False
 
 
-Original = FileOriginal | KeptOriginal
+@dataclass(frozen=True, slots=True)
+class CarriedOriginal:
+    """A weight whose bytes its patches do not change: a pack's tensor carries them as attributes until it is used.
+
+    `attributes` are those of the tensor without `patches`. It is in the module, under `name`.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    name: str
+    attributes: dict[str, Any]
+    patches: Patches
+    inplace_update: bool = False
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The same bytes with those attributes."""
+        present: torch.Tensor = getattr(self.module(), self.name)
+        return of_class(type(present), present.as_subclass(torch.Tensor), dict(self.attributes))
+
+    def restore(self) -> None:
+        """Take the patches off."""
+        attributes = getattr(self.module(), self.name).__dict__
+        attributes.clear()
+        attributes.update(self.attributes)
+
+
+Original = FileOriginal | KeptOriginal | CarriedOriginal
 
 
 class ModelFiles:
@@ -167,7 +193,7 @@ def _opened(path: str) -> TensorFile | None:
 
 def _holds(file: TensorFile, name: str, weight: torch.Tensor) -> bool:
     """Whether the file's tensor, cast as a loader would, is `weight` bit for bit."""
-    if type(weight) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain(weight):
         return False
     with file.reading(name) as stored:
         if stored.shape != weight.shape:

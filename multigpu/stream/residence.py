@@ -21,7 +21,7 @@ from ..plan import Plan
 from .arena import Arena, Segment
 from .homes import HomedBlock, as_parameter, lay_out_block, moved, own_tensors, settle_in
 from .lanes import device_module
-from .layout import copy_to, leaves_of
+from .layout import copy_to, is_plain, leaves_of
 from .streamer import Streamer
 
 Progress = Callable[[int], None]
@@ -221,5 +221,8 @@ def _move(slots: dict[str, Any], name: str, device: torch.device) -> None:
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """`tensor` on `device`, usable in and outside of inference mode; itself if it is that already."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_inference()
-    return tensor if plain and device_of(tensor) == device else copy_to(tensor, device)
+    return (
+        tensor
+        if is_plain(tensor) and not tensor.is_inference() and device_of(tensor) == device
+        else copy_to(tensor, device)
+    )

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import HostError
 from ...plan import Plan
-from ...stream.originals import FileOriginal, KeptOriginal, Original
+from ...stream.originals import CarriedOriginal, FileOriginal, Original
 from ...stream.residence import Residence
 from ..loaded_models import entries, hand_over, take_out
 from .blocks import ROOT
@@ -75,7 +75,7 @@ class ModelState:
         self.loaded = None
         lost: dict[str, Original] = {}
         for key, original in [*self.backup.items()]:
-            if isinstance(original, FileOriginal | KeptOriginal):
+            if isinstance(original, Original):
                 try:
                     self.restore(key)
                 except HostError:
@@ -88,6 +88,18 @@ class ModelState:
         weight: torch.Tensor = getattr(self.modules[block], name)
         return weight
 
+    def put(self, key: str, weight: torch.Tensor) -> None:
+        """Put a weight into the model as it is, on the device that it is on."""
+        block, name = _split(key)
+        module = self.modules[block]
+        slots: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
+        slots[name] = weight
+
+    def carried(self, key: str, attributes: dict[str, Any], patches: Any) -> CarriedOriginal:
+        """The entry of a weight that carries its patches, and had these attributes without them."""
+        block, name = _split(key)
+        return CarriedOriginal(weakref.ref(self.modules[block]), name, attributes, patches)
+
     def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
         block, name = _split(key)
         self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
@@ -95,7 +107,9 @@ class ModelState:
     def restore(self, key: str) -> None:
         """Take all patches out of a weight. Raises HostError if its original is out of reach."""
         original = self.backup[key]
-        if isinstance(original, FileOriginal):
+        if isinstance(original, CarriedOriginal):
+            original.restore()
+        elif isinstance(original, FileOriginal):
             with original.reading() as weight:
                 self.rewrite(key, weight, ours=False)
         else:

@@ -8,6 +8,7 @@ class it was made from: that is how core's clones for other devices come out rig
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +22,12 @@ from comfy.patcher_extension import CallbacksMP
 
 from ...devices.caches import trim_heap
 from ...devices.torch_devices import torch_device
+from ...errors import PlacementNotApplied
 from ...plan import CPU, Plan, explain
 from ...plan.spill import spilled
 from ...stream.census import prove
-from ...stream.originals import FileOriginal, KeptOriginal, ModelFiles, same_patches
+from ...stream.layout import is_plain
+from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
 from ...stream.residence import move
 from ..loaded_models import entries
 from ..model_files import files_of
@@ -55,6 +58,14 @@ class PlacedPatcher(Base):
         """Drops the plan first, so that the host's code does not unload the model: another clone may have loaded it."""
         self.attachments.pop(ATTACHMENT, None)
         super().__del__()
+
+    def clone(self, *arguments: Any, **named: Any) -> Any:
+        """A clone is placed as this patcher is, whatever a pack's own `clone` has made of it."""
+        clone = super().clone(*arguments, **named)
+        placed = self.attachments.get(ATTACHMENT)
+        if placed is not None:
+            _adopt(clone, placed)
+        return clone
 
     def model_size(self) -> int:
         placed = self.placed
@@ -219,19 +230,51 @@ class PlacedPatcher(Base):
                 state.restore(key)
             if key in self.patches:
                 patches = tuple(self.patches[key])
+                if not _returns_weights(type(self)) and (carried := self._carried(state, key, patches)) is not None:
+                    self.backup[key] = carried
+                    continue
                 if isinstance(original, FileOriginal | KeptOriginal):
                     original = replace(original, patches=patches)
                 else:
                     original = files.original(key, state.weight(key), patches)
-                patched = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
-                state.rewrite(key, patched)
+                state.rewrite(key, self._patched(state, key))
                 self.backup[key] = original
         state.residence.changed()
 
+    def _patched(self, state: ModelState, key: str) -> torch.Tensor:
+        """A weight with this patcher's patches, on the compute device. The model keeps the one it has."""
+        if _returns_weights(type(self)):
+            patched: torch.Tensor = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
+            return patched
+        return self._patched_in_place(state, key, self.load_device)
+
+    def _patched_in_place(self, state: ModelState, key: str, device: torch.device) -> torch.Tensor:
+        """What a pack's own `patch_weight_to_device` puts into the model. The model gets back the weight it had."""
+        weight = state.weight(key)
+        try:
+            self.patch_weight_to_device(key, device_to=device)
+            return state.weight(key)
+        finally:
+            self.backup.pop(key, None)  # its copy of the weight; ours is made by the caller
+            state.put(key, weight)
+
+    def _carried(self, state: ModelState, key: str, patches: Any) -> CarriedOriginal | None:
+        """Let a pack's tensor carry the patches of a weight, if that is how the pack patches it; None if it is not."""
+        weight = state.weight(key)
+        if is_plain(weight):
+            return None
+        before = dict(weight.__dict__)
+        patched = self._patched_in_place(state, key, weight.device)
+        if patched.data_ptr() != weight.data_ptr():
+            weight.__dict__.clear()
+            weight.__dict__.update(before)
+            return None
+        weight.__dict__.update(patched.__dict__)
+        return state.carried(key, before, patches)
+
     def _is_wanted(self, key: str, original: Any) -> bool:
         """Whether a weight holds just the patches that this patcher asks for. False for the host's own entries."""
-        known = isinstance(original, FileOriginal | KeptOriginal)
-        return known and same_patches(original.patches, self.patches.get(key, ()))
+        return isinstance(original, Original) and same_patches(original.patches, self.patches.get(key, ()))
 
     @contextmanager
     def _own_objects(self) -> Iterator[None]:
@@ -287,19 +330,42 @@ def placed_class(cls: type, states: ModelStates) -> type:
     return states.classes[cls]
 
 
+def _returns_weights(cls: type[ModelPatcher]) -> bool:
+    """Whether `patch_weight_to_device` can return the weight, as the host's does. Packs override it without that."""
+    return "return_weight" in inspect.signature(cls.patch_weight_to_device).parameters
+
+
 def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatcher:
     """Make a static patcher that nobody else uses load its model by `plan`. Returns it."""
     patcher.load_device = torch_device(plan.compute)
-    patcher.attachments[ATTACHMENT] = Placed(plan, states)
-    patcher.remove_callbacks_with_key(CallbacksMP.ON_CLONE, ATTACHMENT)
-    patcher.add_callback_with_key(CallbacksMP.ON_CLONE, ATTACHMENT, _register)
-    _register(patcher, patcher)
+    _adopt(patcher, Placed(plan, states))
     return patcher
 
 
-def _register(patcher: Any, clone: Any) -> None:
-    """Add a clone to its model's state, and set its class: some packs' patchers set the class of their clones."""
-    states: ModelStates = patcher.attachments[ATTACHMENT].states
-    clone.__class__ = placed_class(type(clone), states)
-    clone.size = 0  # the host copies the size from a placed patcher, where it is the plan's; 0 makes it count again
-    states.of(clone).patchers.add(clone)
+def _adopt(patcher: Any, placed: Placed) -> None:
+    """Place a patcher, new or cloned: its class, what travels with its own clones, and its model's state."""
+    patcher.attachments[ATTACHMENT] = placed
+    for call, function in ((CallbacksMP.ON_CLONE, _cloned), (CallbacksMP.ON_LOAD, _loaded)):
+        patcher.remove_callbacks_with_key(call, ATTACHMENT)
+        patcher.add_callback_with_key(call, ATTACHMENT, function)
+    patcher.__class__ = placed_class(type(patcher), placed.states)
+    patcher.size = 0  # the host copies the size from a placed patcher, where it is the plan's; 0 makes it count again
+    placed.states.of(patcher).patchers.add(patcher)
+
+
+def _cloned(patcher: Any, clone: Any) -> None:
+    """The host has cloned a placed patcher, perhaps without calling its own `clone`."""
+    _adopt(clone, patcher.attachments[ATTACHMENT])
+
+
+def _loaded(patcher: Any, *_: Any) -> None:
+    """A patcher with a plan has been loaded. Raises PlacementNotApplied if it is not of a class that knows the plan.
+
+    Packs can make such patchers in ways that we do not see: they set a class, or copy a patcher's attributes.
+    """
+    if not isinstance(patcher, PlacedPatcher):
+        cls = type(patcher)
+        raise PlacementNotApplied(
+            f"{type(patcher.model).__name__} was placed, but a later node made a {cls.__name__} of it, which loads all "
+            f"weights on {patcher.load_device} ({cls.__module__}); put the place node after that node"
+        )
