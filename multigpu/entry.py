@@ -30,6 +30,7 @@ async def comfy_entrypoint() -> Any:
         if runtime.settings.enabled:
             sys.modules[API] = api
             runtime.free_flow.watch_prompts()
+            runtime.add_nodes_for_packs()
 
     class MultiGPUExtension(ComfyExtension):
         async def get_node_list(self) -> list[Any]:

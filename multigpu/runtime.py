@@ -116,6 +116,14 @@ class Runtime:
 
         return all_nodes(self)
 
+    def add_nodes_for_packs(self) -> None:
+        """Have nodes for the loaders of other packs once all packs are loaded; none for packs that are not there."""
+        if self.capabilities.offers(Feature.NODES) and self.capabilities.offers(Feature.PACKS):
+            from .host.late_nodes import add_when_all_packs_are_loaded
+            from .nodes.loaders import pack_loader_nodes
+
+            add_when_all_packs_are_loaded(lambda: pack_loader_nodes(self), beside="MultiGPUPlaceModel")
+
 
 def new_inventory() -> Inventory:
     """The devices of this machine, with links and compute rates measured as the engine uses them. Needs torch."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 PLACE = """
-Connect it after any loader of ComfyUI and use its output instead of the loader's. Loaders of other packs work if their
-models are in ComfyUI's own model patchers; those of ComfyUI-GGUF are not. Several place nodes after one loader may have
-different settings.
+Connect it after any loader, of ComfyUI or of another pack, and use its output instead of the loader's. Several place
+nodes after one loader may have different settings.
 
 - **auto** looks at the free memory when the node runs and leaves some of it for inference. The weights that fit into
   the rest stay on the compute device; the others go to the fastest of the other devices.

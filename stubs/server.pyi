@@ -6,4 +6,5 @@ from execution import PromptQueue
 class PromptServer:
     instance: ClassVar[PromptServer]
     prompt_queue: PromptQueue
+    app: Any
     def add_on_prompt_handler(self, handler: Callable[[Any], Any]) -> None: ...

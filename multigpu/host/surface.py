@@ -19,6 +19,7 @@ class Feature(Enum):
     DEVICES = "device choice"
     LIFECYCLE = "keep and eject"
     COMMAND = "multigpu doctor"
+    PACKS = "loader nodes for other packs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ _PATCHER = "comfy.model_patcher"
 _MEMORY = "comfy.model_management"
 _API = "comfy_api.latest"
 _N, _P, _D, _L, _C = Feature.NODES, Feature.PLACEMENT, Feature.DEVICES, Feature.LIFECYCLE, Feature.COMMAND
+_O = Feature.PACKS
 
 
 def _members(module: str, owner: str, feature: Feature, why: str, *names: str) -> tuple[Symbol, ...]:
@@ -179,6 +181,8 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("execution", "PromptQueue.set_flag", _L, "asks for a free, as POST /free does", ("name", "data")),
     Symbol("execution", "PromptQueue.currently_running", _L, "whether a prompt runs"),
     Symbol("execution", "PromptQueue.get_current_queue_volatile", _L, "the prompt that runs, and its nodes' inputs"),
+    Symbol(_API, "io.ComfyNode.RELATIVE_PYTHON_MODULE", _O, "the pack that a node belongs to"),
+    Symbol("server", "PromptServer.app", _O, "its start-up comes after the last pack is loaded"),
     Symbol("server", "PromptServer", _L, "has the queue"),
     Symbol("server", "PromptServer.instance", _L, "the server of this process"),
     Symbol("server", "PromptServer.prompt_queue", _L, "see PromptQueue"),

@@ -13,16 +13,19 @@ DEVICE, COMPUTE = "device", "compute_device"
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One loader of the host, wrapped twice: `<target>MultiGPU` and `<target>DisTorch2MultiGPU`.
+    """One loader of the host or of another pack, wrapped twice: `<target>MultiGPU` and `<target>DisTorch2MultiGPU`.
 
     `spread` is the archived pack's name for the compute device widget of the second node, `eject` the default of that
-    node's `eject_models`. `title` is shown to users.
+    node's `eject_models`. `title` is shown to users. `pack` and `returns` are the pack that the loader belongs to and
+    what it returns, for loaders that the host does not have itself.
     """
 
     target: str
     title: str
     spread: str = COMPUTE
     eject: bool = True
+    pack: str = ""
+    returns: tuple[str, ...] = ()
 
 
 LOADERS = (
@@ -38,6 +41,21 @@ LOADERS = (
     Loader("CheckpointLoaderSimple", "Load Checkpoint"),
     Loader("DiffusersLoader", "Load Diffusers Model"),
 )
+
+_GGUF, _MODEL, _CLIP = "ComfyUI-GGUF", ("MODEL",), ("CLIP",)
+
+PACK_LOADERS = (
+    Loader("UnetLoaderGGUF", "Unet Loader (GGUF)", pack=_GGUF, returns=_MODEL),
+    Loader("UnetLoaderGGUFAdvanced", "Unet Loader (GGUF/Advanced)", pack=_GGUF, returns=_MODEL),
+    Loader("CLIPLoaderGGUF", "CLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
+    Loader("DualCLIPLoaderGGUF", "DualCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
+    Loader("TripleCLIPLoaderGGUF", "TripleCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
+    Loader("QuadrupleCLIPLoaderGGUF", "QuadrupleCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
+)
+"""Loaders of other packs. Each has a third node, `<target>DisTorchMultiGPU`, with the widgets of older workflows."""
+
+OTHER_VRAM = "use_other_vram"
+"""The switch of those nodes: the weights rest on the other accelerators first, and not only in RAM."""
 
 CHECKPOINT = "CheckpointLoaderSimple"
 """The two Advanced nodes, which have a device per part, have the file list and the outputs of this one."""

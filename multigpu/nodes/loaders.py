@@ -1,11 +1,12 @@
-"""The loader nodes of the archived pack: each runs a loader of the host on a chosen device.
+"""The loader nodes of the archived pack: each runs a loader of the host, or of another pack, on a chosen device.
 
-The DisTorch2 ones also place what was loaded, as a place node would. All are made by one factory from the table in
+The DisTorch ones also place what was loaded, as a place node would. All are made by one factory from the tables in
 `loader_table`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,28 @@ from ..api import load_once
 from ..host.components import find_component
 from ..host.model_files import files_named
 from ..host.node_api import io
-from ..host.placing.loader_nodes import NodeCall, inputs_of, is_there, outputs_of
+from ..host.placing.loader_nodes import NodeCall, inputs_of, is_there, mismatch, outputs_of
 from ..host.reading import reading
 from ..lifecycle.policy import Standing
+from ..plan import request_from_widgets
 from . import loader_table as table
-from .widgets import CATEGORY, EJECT_TIP, SPREAD, SPREAD_CATEGORY, LoaderWidgets, keep_problem, keep_widget, read_spread
+from .widgets import (
+    CATEGORY,
+    EJECT_TIP,
+    LEGACY_CATEGORY,
+    OTHER_VRAM_TIP,
+    SPREAD,
+    SPREAD_CATEGORY,
+    LoaderWidgets,
+    keep_problem,
+    keep_widget,
+    read_spread,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
+
+log = logging.getLogger("multigpu")
 
 Load = Callable[[dict[str, Any]], tuple[Any, ...]]
 """Takes the widget values by name, returns the components."""
@@ -30,6 +45,23 @@ def loader_nodes(runtime: Runtime) -> list[type[Any]]:
     """Two nodes for each loader of the table that the host has."""
     here = [loader for loader in table.LOADERS if is_there(loader.target)]
     return [make(loader, runtime) for loader in here for make in (_plain, _spread)]
+
+
+def pack_loader_nodes(runtime: Runtime) -> list[type[Any]]:
+    """Three nodes for each loader of other packs that is there and as expected. Call when all packs are loaded.
+
+    One line for each pack that has changed names the nodes that are not offered.
+    """
+    made, changed = [], dict[str, list[str]]()
+    for loader in table.PACK_LOADERS:
+        problem = mismatch(loader.target, loader.returns) if is_there(loader.target) else None
+        if problem is not None:
+            changed.setdefault(loader.pack, []).append(problem)
+        elif is_there(loader.target):
+            made += [make(loader, runtime) for make in (_plain, _spread, _legacy)]
+    for pack, problems in changed.items():
+        log.warning("[MultiGPU] %s has changed, so there are no MultiGPU nodes for it: %s", pack, "; ".join(problems))
+    return made
 
 
 def loader_node(
@@ -149,6 +181,26 @@ def _spread(loader: table.Loader, runtime: Runtime) -> type[Any]:
     title, about = f"{loader.title} (DisTorch2)", f"{loader.title}, with its weights spread over devices."
     schema = loader_schema(loader.target, title, SPREAD_CATEGORY, about, widgets)
     return loader_node(runtime, f"{loader.target}DisTorch2MultiGPU", schema, load, keeps=True)
+
+
+def _legacy(loader: table.Loader, runtime: Runtime) -> type[Any]:
+    def widgets() -> list[Any]:
+        make = LoaderWidgets(runtime.inventory.labels())
+        size, _ = make.virtual()
+        switch = make.switch(table.OTHER_VRAM, False, OTHER_VRAM_TIP)
+        return [make.device(table.DEVICE, "the model"), size, switch, make.expert(), keep_widget()]
+
+    def load(values: dict[str, Any]) -> tuple[Any, ...]:
+        size, expert = SPREAD[0], SPREAD[-1]
+        ours, own = split(values, table.DEVICE, size, table.OTHER_VRAM, expert)
+        others = [label for label in runtime.inventory.labels() if label not in (ours[table.DEVICE], "cpu")]
+        donors = ",".join([*(others if ours[table.OTHER_VRAM] else ()), "cpu"])
+        target = runtime.resolver.target(ours[table.DEVICE], request_from_widgets(ours[size], donors, ours[expert]))
+        return runtime.placer.load_and_place(NodeCall(loader.target, own), target)
+
+    title, about = f"{loader.title} (DisTorch)", f"{loader.title}, with its weights spread over devices."
+    schema = loader_schema(loader.target, title, LEGACY_CATEGORY, about, widgets)
+    return loader_node(runtime, f"{loader.target}DisTorchMultiGPU", schema, load, keeps=True)
 
 
 def split(values: dict[str, Any], *names: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ from ..plan import AUTO, MODES, Request, request_from_widgets
 
 CATEGORY = "multigpu"
 SPREAD_CATEGORY = f"{CATEGORY}/distorch_2"
+LEGACY_CATEGORY = f"{CATEGORY}/legacy"
 
 SPREAD = ("virtual_vram_gb", "donor_device", "expert_mode_allocations")
 """The widgets of a loader that say how weights are spread, in the archived pack's order."""
@@ -40,6 +41,7 @@ KEEP_TIP = (
     "When ComfyUI frees memory: keep: the model stays loaded. eject: it is unloaded the next time. default: ComfyUI "
     "decides. API workflows may also use true (keep) or false (eject)."
 )
+OTHER_VRAM_TIP = "Let the weights rest on the other accelerators first, in RAM only what does not fit there."
 EJECT_TIP = "Unload other models from the compute device before this one is loaded. Models that are set to keep stay."
 
 

@@ -33,6 +33,16 @@ def is_there(target: str) -> bool:
     return target in nodes.NODE_CLASS_MAPPINGS
 
 
+def mismatch(target: str, returns: tuple[str, ...]) -> str | None:
+    """What is not as expected of a pack's loader node that is there, in words; None if it can be used."""
+    try:
+        found = tuple(host_node(target).RETURN_TYPES)
+        inputs_of(target, without=DEVICE)
+    except Exception as problem:  # noqa: BLE001  another pack's code may raise anything
+        return f"{target} cannot tell its inputs and outputs ({problem!r})"
+    return None if found == returns else f"{target} returns {', '.join(found)} instead of {', '.join(returns)}"
+
+
 def _is_v3(node: Any) -> bool:
     return hasattr(node, "define_schema")
 

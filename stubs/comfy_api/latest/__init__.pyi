@@ -23,6 +23,7 @@ class Caching:
 
 class io:
     class ComfyNode:
+        RELATIVE_PYTHON_MODULE: str
         @classmethod
         def define_schema(cls) -> io.Schema: ...
 

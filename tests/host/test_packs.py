@@ -1,0 +1,60 @@
+"""Our nodes for the loaders of other packs: with the pack loaded before or after ours, without it, and changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from devtools.places import Places
+from tests.host import schemas, workflows
+from tests.host.conftest import StartHost
+from tests.host.driver import PACK
+from tests.host.workflows import node
+
+ROOT = Path(__file__).parents[1]
+ARCHIVED = json.loads((ROOT / "golden" / "archived_2_6_gguf.json").read_text())["gguf"]
+OTHER = ROOT / "packs" / "quantised_pack"
+LOADERS = ("UnetLoaderGGUF", "CLIPLoaderGGUF")
+OURS = {f"{loader}{kind}MultiGPU" for loader in LOADERS for kind in ("", "DisTorch2", "DisTorch")}
+
+
+@pytest.mark.parametrize("name", ["aaa_gguf", "zzz_gguf"], ids=["loaded before ours", "loaded after ours"])
+def test_a_pack_s_loaders_have_our_nodes_and_draw_the_same(start_host: StartHost, name: str) -> None:
+    comfy = start_host(packs={PACK: Places.here().root, name: OTHER})
+    here = {node_id: info for node_id, info in schemas.ours(comfy).items() if "GGUF" in node_id}
+    assert here.keys() == OURS
+    for node_id in OURS:
+        found, archived = schemas.schema(here[node_id]), ARCHIVED[node_id]
+        assert found["outputs"] == archived["outputs"]
+        for ours, theirs in zip(found["inputs"], archived["inputs"], strict=False):
+            limit = {"max": 128.0} if "max" in theirs else {}  # the oldest nodes had 24
+            assert ours == theirs | limit, node_id
+        added = [given["name"] for given in found["inputs"][len(archived["inputs"]) :]]
+        assert added == (["keep_loaded"] if "DisTorch" in node_id else []), node_id
+        assert here[node_id]["display_name"].endswith(")") and here[node_id]["deprecated"]
+    stock = workflows.flux(seed=8)
+    unet, clip = stock["model"]["inputs"]["unet_name"], stock["clip"]["inputs"]
+    stock["model"] = node("UnetLoaderGGUF", unet_name=unet)
+    stock["clip"] = node("CLIPLoaderGGUF", **clip)
+    want = comfy.draw(stock)
+    assert want != comfy.draw(workflows.flux(seed=8)), "the pack's weights are quantised"
+    for kind in ("", "DisTorch2", "DisTorch"):
+        loaders = {
+            "model": node(f"UnetLoaderGGUF{kind}MultiGPU", unet_name=unet),
+            "clip": node(f"CLIPLoaderGGUF{kind}MultiGPU", **clip),
+        }
+        assert comfy.draw(stock | loaders) == want, kind
+    assert comfy.our_tracebacks() == []
+
+
+def test_a_changed_pack_turns_off_its_nodes_with_one_line(start_host: StartHost) -> None:
+    packs = {PACK: Places.here().root, "other": OTHER}
+    comfy = start_host(packs=packs, environment={"MULTIGPU_TEST_PACK": "changed"})
+    here = {node_id for node_id in schemas.ours(comfy) if "GGUF" in node_id}
+    assert here == {node_id for node_id in OURS if node_id.startswith("CLIP")}
+    (line,) = (line for line in comfy.log().splitlines() if "has changed" in line)
+    assert "ComfyUI-GGUF has changed, so there are no MultiGPU nodes for it: " in line
+    assert line.endswith("UnetLoaderGGUF returns MODEL, CLIP instead of MODEL")
+    assert comfy.draw(workflows.placed(workflows.flux(seed=8), "model"))
