@@ -1,9 +1,10 @@
 """Seconds per step of a Flux-shaped model, streamed from RAM, against all resident and against ComfyUI's own offload.
 
-    python benchmarks/streaming.py [--dynamic] [--host TREE] [--streamed 25 50 75 100] [--fp8] [--small]
+    python benchmarks/streaming.py [--dynamic] [--host TREE] [--streamed 25 50 75 100] [--fp8] [--gguf PACK] [--small]
 
 Needs one NVIDIA GPU that holds the whole model. Every figure of one table comes from one run of one process. The limit
-is max(T, bytes streamed / link): T is the resident step, the link is measured first. `--small` is to try the script.
+is max(T, bytes streamed / link): T is the resident step, the link is measured first. `--gguf` takes the folder of
+ComfyUI-GGUF: that pack loads the model, from a GGUF file in Q8_0. `--small` is to try the script.
 """
 
 from __future__ import annotations
@@ -125,17 +126,22 @@ def main() -> None:
     parser.add_argument("--host")
     parser.add_argument("--streamed", type=int, nargs="+", default=[25, 40, 50, 75, 100])
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--gguf", metavar="PACK")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--core", action="store_true", help="measure ComfyUI's own offload too")
     parser.add_argument("--ring", type=int, help="MiB of staging memory")
     options = parser.parse_args()
     host.start(options.host, options.dynamic)
     path = host.flux_file("small" if options.small else "whole")
+    if options.gguf:
+        path, source = path.replace(".safetensors", ".gguf"), path
+        host.write_gguf(source, path)
     link = link_speed()
     baseline = {"ram": host.anonymous_bytes()}
     forward = host.Forward(torch.device("cuda:0"))
     dtype = torch.float8_e4m3fn if options.fp8 else None
-    patcher = host.load(path, dtype)
+    load = (lambda: host.load_gguf(path, options.gguf)) if options.gguf else (lambda: host.load(path, dtype))
+    patcher = load()
     host.load_on_device(patcher)
     resident = forward.seconds(patcher, steps=10)
     want, baseline["activations"] = forward.with_peak(patcher)
@@ -143,7 +149,7 @@ def main() -> None:
         f"link {link / 1e9:.1f} GB/s, resident step {resident:.4f} s, model {patcher.model_size() / 1e9:.2f} GB",
         flush=True,
     )
-    core = host.load(path, dtype) if options.core else None  # of its own: what was placed once rests in other memory
+    core = load() if options.core else None  # of its own: what was placed once rests in other memory
     rows: list[dict[str, Any]] = []
     for percent in options.streamed:
         rows.append(ours(patcher, forward, percent, options.ring and options.ring << 20, want, baseline))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import sys
@@ -107,6 +108,43 @@ def flux_file(size: str) -> str:
     if not os.path.exists(path):
         write_flux(path, **{**FLUX_DEV, **SIZES[size]})
     return path
+
+
+def write_gguf(source: str, target: str) -> None:
+    """A model file as a GGUF file: matrices in Q8_0 (a byte for each number, a scale for 32), the rest in F32."""
+    import gguf
+    from safetensors import safe_open
+
+    writer = gguf.GGUFWriter(target, "flux")
+    with safe_open(source, "pt", device="cuda" if torch.cuda.is_available() else "cpu") as file:
+        for name in file.keys():  # noqa: SIM118  it is no dict
+            values = file.get_tensor(name).float()
+            if values.dim() == 2:
+                groups = values.reshape(values.shape[0], -1, 32)
+                scale = groups.abs().amax(2, keepdim=True) / 127
+                numbers = (groups / scale).round().to(torch.int8)
+                rows = torch.cat([scale.half().view(torch.int8), numbers], 2).reshape(values.shape[0], -1)
+                raw = rows.view(torch.uint8).cpu().numpy()
+                writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            else:
+                writer.add_tensor(name, values.cpu().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def load_gguf(path: str, pack: str) -> Any:
+    """The model of a GGUF file, loaded by ComfyUI-GGUF, whose folder is `pack`."""
+    import folder_paths
+
+    folder_paths.add_model_folder_path("diffusion_models", os.path.dirname(path))
+    spec = importlib.util.spec_from_file_location("gguf_pack", os.path.join(pack, "__init__.py"))
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    loader = module.NODE_CLASS_MAPPINGS["UnetLoaderGGUF"]()
+    return loader.load_unet(os.path.basename(path))[0]
 
 
 def load(path: str, weight_dtype: torch.dtype | None = None) -> Any:
