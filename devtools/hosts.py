@@ -8,6 +8,7 @@ with a later frontend, so there is a pin for one more, the newest of the index w
 import re
 import shutil
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -68,6 +69,14 @@ def find(version: str) -> Host:
     if version not in known:
         raise Problem(f"ComfyUI {version} is not among the tested versions; choose one of {', '.join(known)}.")
     return known[version]
+
+
+def hosts_on(kind: str) -> Sequence[Host]:
+    """The versions that are tested on a kind of simulated devices: all on `cuda`, on the others the newest.
+
+    Each takes minutes, and what differs between the versions does not depend on the kind.
+    """
+    return HOSTS if kind == "cuda" else (NEWEST,)
 
 
 def fetch(host: Host, places: Places) -> None:

@@ -38,7 +38,8 @@ class Task:
 
 def _tests(part: str, *environments: dict[str, str], options: tuple[str, ...] = ()) -> tuple[Task, ...]:
     """The folder of a part, tested once in each environment. Its values are in the task's name."""
-    command = ("pytest", f"tests/{part}", "-q", "-ra", "--color=no", "-o", "tmp_path_retention_policy=failed", *options)
+    quiet = ("-q", "-ra", "--color=no", "--durations=10", "-o", "tmp_path_retention_policy=failed")
+    command = ("pytest", f"tests/{part}", *quiet, *options)
     return tuple(Task(" ".join([part, *filter(None, each.values())]), command, each) for each in environments or ({},))
 
 
@@ -56,7 +57,7 @@ PARTS = {
     "host": _tests("host", *VERSIONS),
     "sim": _tests("sim", *KINDS[1:]),
     "engine": _tests(
-        "engine", *(version | kind for version in VERSIONS for kind in KINDS[:2]), VERSIONS[-1] | KINDS[2]
+        "engine", *(version | KINDS[1] for version in VERSIONS), *(VERSIONS[-1] | kind for kind in KINDS[::2])
     ),
     "devices": _tests("devices", *KINDS[1:], *({"SIMDEV": kind} for kind in ("xpu", "mps", "privateuseone"))),
     "browser": _tests("browser", *({"MULTIGPU_TEST_FRONTEND": frontend.name} for frontend in FRONTENDS)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devtools.hosts import HOSTS, Host
+from devtools.hosts import Host, hosts_on
 from devtools.server import Server
 from tests.host.driver import spec_for
 from tests.host.lifecycle import PACKS, Keeper, own_models
@@ -67,7 +67,7 @@ def started(host: Host, base: Path, *flags: str) -> Iterator[Machine]:
         assert machine.our_tracebacks() == []
 
 
-@pytest.fixture(scope="module", params=HOSTS, ids=lambda host: host.version)
+@pytest.fixture(scope="module", params=hosts_on(KIND), ids=lambda host: host.version)
 def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with started(request.param, tmp_path_factory.mktemp(f"devices-{request.param.version}")) as machine:
         yield machine

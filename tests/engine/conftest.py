@@ -25,6 +25,18 @@ HOST_TABLES = 4096
 """Bytes of tables that the host's quantisation kernels keep on a device for good."""
 
 KIND = os.environ.get("SIMDEV") or "cpu"
+FOREMOST = KIND == "cuda" and os.environ.get("MULTIGPU_HOST", NEWEST.version) == NEWEST.version
+"""Whether this is the combination that is tested most: state machines run longer in it."""
+
+DEVICE_PLUG_IN = (
+    "test_loading",
+    "test_machine",
+    "test_other_packs",
+    "test_patches",
+    "test_shared_models",
+    "test_streaming",
+)
+"""What runs on `npu`: torch moves tensors to and from such devices in another way, which nodes and plans do not see."""
 
 
 MARKS = {
@@ -41,7 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another process of the same suite runs."""
     out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda"}
-    deselected = [item for item in items if any(out[name] for name in MARKS if item.get_closest_marker(name))]
+    deselected = [
+        item
+        for item in items
+        if any(out[name] for name in MARKS if item.get_closest_marker(name))
+        or (KIND == "npu" and item.path.stem not in DEVICE_PLUG_IN)
+    ]
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for item in items if item not in deselected]
 

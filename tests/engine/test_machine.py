@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.conftest import FOREMOST
 from tests.engine.machine import EngineMachine, Workshop
 from tests.engine.studio import Studio
 from tests.machines import explore
@@ -14,4 +15,4 @@ from tests.machines import explore
 @pytest.mark.timeout(0)
 def test_any_order(studio: Studio, tmp_path: Path) -> None:
     workshop = Workshop(studio, tmp_path)
-    explore(lambda: EngineMachine(workshop), few=30, steps=15)
+    explore(lambda: EngineMachine(workshop), few=30 if FOREMOST else 10, steps=15)
