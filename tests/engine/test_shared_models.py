@@ -385,3 +385,19 @@ def test_a_placed_patcher_kept_alive_while_another_way_is_chosen(studio: Studio)
     studio.unload()
     assert torch.equal(studio.latent(studio.place(model)), stock)
     assert torch.equal(studio.latent(alive), patched)
+
+
+def test_a_dropped_patcher_whose_file_has_changed_leaves_nothing_on_devices(studio: Studio, own_file: Path) -> None:
+    """Its weights stay patched, because the originals are out of reach. Unplaced patchers of the model say so."""
+    from multigpu.errors import HostError
+
+    with_lora = studio.lora(load(own_file), 0.3)
+    placed = studio.place(with_lora)
+    studio.latent(placed)
+    os.utime(own_file, ns=(os.stat(own_file).st_mtime_ns + 10**6,) * 2)
+    del placed
+    studio.settle()
+    for _ in range(2):
+        with pytest.raises(HostError, match="changed on disk"):
+            studio.latent(with_lora)
+        assert left(studio) in ({}, NOTHING)

@@ -12,7 +12,7 @@ import torch
 from ...errors import HostError
 from ...plan import Plan
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
-from ...stream.residence import Residence
+from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
 from .blocks import ROOT
 
@@ -81,6 +81,14 @@ class ModelState:
                 except HostError:
                     lost[key] = original
         return lost
+
+    def unload(self, model: Any) -> None:
+        """Move a model to RAM whose weights stay patched. Its other patchers cannot: they raise an error first."""
+        for entry in [entry for entry in entries() if entry.model.model is model]:
+            take_out(entry)
+        for module in self.modules.values():
+            move(module, RAM)
+        model.device, model.model_loaded_weight_memory = RAM, 0
 
     def weight(self, key: str) -> torch.Tensor:
         """The present weight behind a host key."""
@@ -161,8 +169,8 @@ class ModelStates:
             self._without_model.popleft().close()
         for model, state in [*self._states.items()]:
             if not state.patchers:
-                if state.holds(model):
-                    state.leave()
+                if state.holds(model) and state.leave():
+                    state.unload(model)
                 state.residence.forget()
                 del self._states[model]
             elif state.loaded is not None and not state.holds(model):
