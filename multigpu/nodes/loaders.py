@@ -30,7 +30,7 @@ from .widgets import (
     keep_problem,
     keep_widget,
     read_spread,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -50,17 +50,18 @@ def loader_nodes(runtime: Runtime) -> list[type[Any]]:
 def pack_loader_nodes(runtime: Runtime) -> list[type[Any]]:
     """Three nodes for each loader of other packs that is there and as expected. Call when all packs are loaded.
 
-    One line for each pack that has changed names the nodes that are not offered.
+    One line for each pack that has changed names the loaders for which there are none.
     """
     made, changed = [], dict[str, list[str]]()
-    for loader in table.PACK_LOADERS:
-        problem = mismatch(loader.target, loader.returns) if is_there(loader.target) else None
-        if problem is not None:
-            changed.setdefault(loader.pack, []).append(problem)
-        elif is_there(loader.target):
+    for loader in (loader for loader in table.PACK_LOADERS if is_there(loader.target)):
+        problem = mismatch(loader.target, loader.returns)
+        if problem is None:
             made += [make(loader, runtime) for make in (_plain, _spread, _legacy)]
+        else:
+            changed.setdefault(loader.pack, []).append(problem)
     for pack, problems in changed.items():
-        log.warning("[MultiGPU] %s has changed, so there are no MultiGPU nodes for it: %s", pack, "; ".join(problems))
+        message = "[MultiGPU] %s has changed: %s; use a place node after it, it has no MultiGPU nodes here"
+        log.warning(message, pack, "; ".join(problems))
     return made
 
 
@@ -193,7 +194,8 @@ def _legacy(loader: table.Loader, runtime: Runtime) -> type[Any]:
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
         size, expert = SPREAD[0], SPREAD[-1]
         ours, own = split(values, table.DEVICE, size, table.OTHER_VRAM, expert)
-        others = [label for label in runtime.inventory.labels() if label not in (ours[table.DEVICE], "cpu")]
+        compute = runtime.resolver.device(ours[table.DEVICE])
+        others = [device.label for device in runtime.inventory.accelerators if device.id != compute]
         donors = ",".join([*(others if ours[table.OTHER_VRAM] else ()), "cpu"])
         target = runtime.resolver.target(ours[table.DEVICE], request_from_widgets(ours[size], donors, ours[expert]))
         return runtime.placer.load_and_place(NodeCall(loader.target, own), target)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.pack import Pack
 from tests.engine.studio import Studio
 
 
@@ -106,3 +107,23 @@ def test_a_clone_made_from_nothing_is_placed(studio: Studio) -> None:
     placed = studio.place(model)
     check(studio, placed, want)
     check(studio, placed.clone(), want)
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("other_vram", [True, False])
+def test_the_oldest_nodes_fill_the_other_accelerators_or_ram(
+    studio: Studio, pack: Pack, monkeypatch: pytest.MonkeyPatch, other_vram: bool
+) -> None:
+    import nodes
+
+    from multigpu.nodes.loaders import pack_loader_nodes
+    from tests.packs.quantised_pack import UnetLoader
+
+    monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, "UnetLoaderGGUF", UnetLoader)
+    made = {node.__name__: node for node in pack_loader_nodes(pack.runtime)}
+    assert made.keys() == {f"UnetLoaderGGUF{kind}MultiGPU" for kind in ("", "DisTorch2", "DisTorch")}
+    zero, one, _ = studio.accelerators
+    widgets = {"unet_name": "toy_flux.safetensors", "device": zero, "virtual_vram_gb": 0.005}
+    (model,) = made["UnetLoaderGGUFDisTorchMultiGPU"].execute(**widgets, use_other_vram=other_vram).result
+    studio.latent(model)
+    assert studio.resting(model).keys() == {zero, one if other_vram else "cpu"}
