@@ -1,10 +1,11 @@
 """A custom node pack for tests: shows and sets the simulated devices of a ComfyUI process under `/simdev`.
 
 In a process without simulated devices (the reference run on the CPU) it makes ComfyUI choose number types as on a GPU,
-so that the results can be compared bit for bit.
+and compute with them as the simulated devices do, so that the results can be compared bit for bit.
 """
 
 import sys
+from pathlib import Path
 
 from .nodes import NODE_CLASS_MAPPINGS
 from .routes import add_routes
@@ -13,6 +14,10 @@ from .types import choose_types_as_on_a_gpu
 if "simdev" in sys.modules:
     add_routes(sys.modules["simdev"].current())
 else:
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from simdev.convolution import compute_convolutions_in_32_bits
+
     choose_types_as_on_a_gpu()
+    compute_convolutions_in_32_bits()
 
 __all__ = ["NODE_CLASS_MAPPINGS"]
