@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devtools import models
-from devtools.hosts import HOSTS, Host, find
+from devtools.hosts import HOSTS, NEWEST, Host, find
 from devtools.places import Places
 from devtools.server import Server
 from tests.host.driver import Driver, spec_for
@@ -25,6 +25,22 @@ ROWS = [find(os.environ["MULTIGPU_HOST"])] if os.environ.get("MULTIGPU_HOST") el
 
 PYTHON = Path(os.environ.get("MULTIGPU_TEST_PYTHON") or sys.executable).absolute()
 """What the servers run with: this Python, or another with other versions of torch and of ComfyUI's requirements."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "newest: what is tested does not depend on the version of ComfyUI")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that are marked `newest` run on the newest ComfyUI only."""
+    left_out = [item for item in items if item.get_closest_marker("newest") and _row(item) != NEWEST]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _row(item: pytest.Item) -> Host:
+    row: Host = item.callspec.params["host"]  # type: ignore[attr-defined]
+    return row
 
 
 @pytest.fixture(scope="session", params=ROWS, ids=lambda host: host.version)

@@ -6,27 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from devtools.client import PromptFailed
+from devtools.client import PromptFailed, Workflow
 from devtools.places import Places
 from tests.host.conftest import StartHost
 from tests.host.workflows import flux, node, placed
 
+pytestmark = pytest.mark.newest
 OTHER = """
 class Keep:
-    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "keep", "test"
+    RETURN_TYPES, FUNCTION, CATEGORY = ("KIND",), "keep", "test"
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",)}}
+        return {"required": {"given": ("KIND",)}}
 
-    def keep(self, model):
+    def keep(self, given):
         try:
             from comfyui_multigpu import set_keep_loaded
         except ImportError:
             print("NAME: there is no MultiGPU")
-            return (model,)
-        set_keep_loaded(model, "keep")
-        return (model,)
+            return (given,)
+        set_keep_loaded(given, "keep")
+        return (given,)
 
 NODE_CLASS_MAPPINGS = {"KeepNAME": Keep}
 """
@@ -34,24 +35,28 @@ NODE_CLASS_MAPPINGS = {"KeepNAME": Keep}
 
 @pytest.fixture
 def others(tmp_path: Path) -> dict[str, Path]:
-    """A pack that ComfyUI loads before ours, and one that it loads after."""
+    """A pack that ComfyUI loads before ours, which keeps diffusion models, and one that it loads after, for VAEs."""
     folders = {}
-    for name in ("aaa_other", "zzz_other"):
+    for name, kind in (("aaa_other", "MODEL"), ("zzz_other", "VAE")):
         folders[name] = tmp_path / name
         folders[name].mkdir()
-        (folders[name] / "__init__.py").write_text(OTHER.replace("NAME", name))
+        (folders[name] / "__init__.py").write_text(OTHER.replace("NAME", name).replace("KIND", kind))
     return folders
 
 
-@pytest.mark.parametrize("name", ["aaa_other", "zzz_other"])
-def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Path], name: str) -> None:
+def keeping(workflow: Workflow, part: str, node_id: str) -> Workflow:
+    """The workflow with a node between a loader and what uses it."""
+    user = {"model": "sample", "vae": "decode"}[part]
+    workflow[f"keep {part}"] = node(node_id, given=[part, 0])
+    workflow[user]["inputs"][part] = [f"keep {part}", 0]
+    return workflow
+
+
+def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Path]) -> None:
     comfy = start_host(packs={"another_name": Places.here().root, **others})
-    workflow = flux(seed=3)
-    workflow["keep"] = node(f"Keep{name}", model=["model", 0])
-    workflow["sample"]["inputs"]["model"] = ["keep", 0]
-    comfy.run(workflow)
+    comfy.run(keeping(keeping(flux(seed=3), "model", "Keepaaa_other"), "vae", "Keepzzz_other"))
     comfy.free(unload_models=True, free_memory=True)
-    assert [row["model_class"] for row in comfy.models() if row["alive"]] == ["Flux"]
+    assert {row["model_class"] for row in comfy.models() if row["alive"]} == {"Flux", "TAESD"}
 
 
 def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
@@ -60,13 +65,12 @@ def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
     """A second runtime would find ComfyUI's functions replaced by a stranger, and keep nothing."""
     ours, other = Places.here().root, tmp_path / "imports_files"
     other.mkdir()
-    code = OTHER.replace("NAME", other.name).replace("comfyui_multigpu import", "multigpu.api import")
+    code = OTHER.replace("NAME", other.name).replace("KIND", "MODEL").replace("comfyui_multigpu import", "multigpu.api import")
     (other / "__init__.py").write_text(f"import sys\nsys.path.insert(0, {str(ours)!r})\n{code}")
     comfy = start_host(packs={"another_name": ours, other.name: other})
     workflow = placed(flux(seed=4), "vae", keep_loaded="keep")
     comfy.run(workflow)
-    workflow["keep"] = node(f"Keep{other.name}", model=["model", 0])
-    workflow["sample"]["inputs"]["model"] = ["keep", 0]
+    workflow = keeping(workflow, "model", f"Keep{other.name}")
     with pytest.raises(
         PromptFailed,
         match="multigpu is a second import of MultiGPU, which ComfyUI has loaded from .*"
@@ -82,8 +86,5 @@ def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
 def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: dict[str, Path], off: bool) -> None:
     packs = {"another_name": Places.here().root, **others} if off else others
     comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"})
-    workflow = flux(seed=3)
-    workflow["keep"] = node("Keepzzz_other", model=["model", 0])
-    workflow["sample"]["inputs"]["model"] = ["keep", 0]
-    comfy.run(workflow)
+    comfy.run(keeping(flux(seed=3), "vae", "Keepzzz_other"))
     assert "zzz_other: there is no MultiGPU" in comfy.log()

@@ -10,6 +10,7 @@ from tests.host.soak import WARM, cycle, footprint
 CYCLES = 100
 
 
+@pytest.mark.newest
 @pytest.mark.timeout(600)
 def test_a_hundred_cycles_leave_nothing_behind(keeper: Keeper) -> None:
     for number in range(1, WARM + 1):

@@ -11,7 +11,9 @@ from tests.machines import explore
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache", [pytest.param(name, marks=[] if name == "usual" else pytest.mark.newest) for name in CACHES]
+)
 def test_any_order(start_host: StartHost, tmp_path_factory: pytest.TempPathFactory, cache: str) -> None:
     folder = own_models(tmp_path_factory.mktemp("models"))
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", *CACHES[cache])).server)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from devtools.places import Places
 from tests.host import workflows
 from tests.host.conftest import StartHost
 from tests.host.driver import PACK, Driver
 
+pytestmark = pytest.mark.newest
 HIDING = """
 import torch
 for name in ("accelerator", "get_device_module"):  # since 2.6 and 2.5; ComfyUI accepts 2.4

@@ -87,6 +87,7 @@ def test_a_setting_that_means_nothing_is_named_and_the_nodes_are_there(spoiled: 
     assert "MultiGPUPlaceModel" in spoiled.client.get("/object_info")
 
 
+@pytest.mark.newest
 def test_of_two_copies_the_second_says_so_and_does_nothing(start_host: StartHost, tmp_path: Path) -> None:
     """Which one ComfyUI loads first is up to the file system; the pictures are drawn all the same."""
     copy = tmp_path / "copy"
@@ -110,6 +111,7 @@ def test_of_two_copies_the_second_says_so_and_does_nothing(start_host: StartHost
     assert comfy.draw(workflows.flux(seed=5))
 
 
+@pytest.mark.newest
 def test_two_comfyui_share_one_folder_of_the_pack(start_host: StartHost) -> None:
     """Nothing is written to it, and each process has its own choices: a free in one unloads nothing in the other."""
     folder = Places.here().root
@@ -181,6 +183,7 @@ def test_every_symbol_of_the_surface_is_as_expected(comfy: Driver, host: Host) -
     assert all(f"  {symbol.name}\n      ok; {symbol.why}" in result.stdout for symbol in SURFACE)
 
 
+@pytest.mark.newest
 @pytest.mark.skipif(os.name != "posix", reason="links that need no rights, and a POSIX shell")
 def test_doctor_finds_the_comfyui_that_the_pack_is_linked_into(host: Host, tmp_path: Path) -> None:
     """As people start it: they go to the pack's folder in `custom_nodes`, which is a link, and call it there."""

@@ -13,6 +13,7 @@ from tests.host.conftest import StartHost
 from tests.host.driver import PACK
 from tests.host.workflows import node
 
+pytestmark = pytest.mark.newest
 ROOT = Path(__file__).parents[1]
 ARCHIVED = json.loads((ROOT / "golden" / "archived_2_6_gguf.json").read_text())["gguf"]
 OTHER = ROOT / "packs" / "quantised_pack"

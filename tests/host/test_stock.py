@@ -85,6 +85,7 @@ def test_a_prompt_that_fails_says_where(comfy: Driver) -> None:
         comfy.run(workflow)
 
 
+@pytest.mark.newest
 def test_a_restarted_host_draws_the_same(start_host: StartHost, comfy: Driver) -> None:
     own = start_host(flags=("--cpu", "--cache-none"))
     before = own.draw(workflows.flux(seed=13))
