@@ -117,12 +117,12 @@ class Runtime:
         return all_nodes(self)
 
     def add_nodes_for_packs(self) -> None:
-        """Have nodes for the loaders of other packs once all packs are loaded; none for packs that are not there."""
+        """Have nodes for those of other packs once all packs are loaded; none for packs that are not there."""
         if self.capabilities.offers(Feature.NODES) and self.capabilities.offers(Feature.PACKS):
             from .host.late_nodes import add_when_all_packs_are_loaded
-            from .nodes.loaders import pack_loader_nodes
+            from .nodes.packs import pack_nodes
 
-            add_when_all_packs_are_loaded(lambda: pack_loader_nodes(self), beside="MultiGPUPlaceModel")
+            add_when_all_packs_are_loaded(lambda: pack_nodes(self), beside="MultiGPUPlaceModel")
 
 
 def new_inventory() -> Inventory:

@@ -1,6 +1,7 @@
 from typing import Any
 
 NODE_CLASS_MAPPINGS: dict[str, Any]
+NODE_DISPLAY_NAME_MAPPINGS: dict[str, str]
 
 class UNETLoader:
     FUNCTION: str

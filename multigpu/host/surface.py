@@ -19,7 +19,7 @@ class Feature(Enum):
     DEVICES = "device choice"
     LIFECYCLE = "keep and eject"
     COMMAND = "multigpu doctor"
-    PACKS = "loader nodes for other packs"
+    PACKS = "nodes for other packs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ SURFACE: tuple[Symbol, ...] = (
         ("Model", ()), ("Clip", ()), ("Vae", ()), ("ControlNet", ()), ("ClipVision", ()))),
     Symbol(_API, "io.Custom", _N, "inputs and outputs of a loader of the host, as ours", ("io_type",)),
     Symbol(_API, "ui.PreviewText", _N, "the text of Memory Report among a prompt's outputs", ("value",)),
+    Symbol("nodes", "NODE_DISPLAY_NAME_MAPPINGS", _O, "the titles of nodes of other packs"),
     Symbol("nodes", "NODE_CLASS_MAPPINGS", _N, "loaders of the host and of other packs, looked up when a node runs"),
     *_members("nodes", "UNETLoader", _N, "how loaders of the host tell their inputs and outputs, and are called",
               "INPUT_TYPES", "RETURN_TYPES", "FUNCTION"),
@@ -181,6 +182,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("execution", "PromptQueue.set_flag", _L, "asks for a free, as POST /free does", ("name", "data")),
     Symbol("execution", "PromptQueue.currently_running", _L, "whether a prompt runs"),
     Symbol("execution", "PromptQueue.get_current_queue_volatile", _L, "the prompt that runs, and its nodes' inputs"),
+    Symbol(_MEMORY, "unet_offload_device", _O, "replaced while a node runs that has an offload device"),
     Symbol(_API, "io.ComfyNode.RELATIVE_PYTHON_MODULE", _O, "the pack that a node belongs to"),
     Symbol("server", "PromptServer.app", _O, "its start-up comes after the last pack is loaded"),
     Symbol("server", "PromptServer", _L, "has the queue"),

@@ -42,20 +42,8 @@ LOADERS = (
     Loader("DiffusersLoader", "Load Diffusers Model"),
 )
 
-_GGUF, _MODEL, _CLIP = "ComfyUI-GGUF", ("MODEL",), ("CLIP",)
-
-PACK_LOADERS = (
-    Loader("UnetLoaderGGUF", "Unet Loader (GGUF)", pack=_GGUF, returns=_MODEL),
-    Loader("UnetLoaderGGUFAdvanced", "Unet Loader (GGUF/Advanced)", pack=_GGUF, returns=_MODEL),
-    Loader("CLIPLoaderGGUF", "CLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
-    Loader("DualCLIPLoaderGGUF", "DualCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
-    Loader("TripleCLIPLoaderGGUF", "TripleCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
-    Loader("QuadrupleCLIPLoaderGGUF", "QuadrupleCLIPLoader (GGUF)", DEVICE, eject=False, pack=_GGUF, returns=_CLIP),
-)
-"""Loaders of other packs. Each has a third node, `<target>DisTorchMultiGPU`, with the widgets of older workflows."""
-
 OTHER_VRAM = "use_other_vram"
-"""The switch of those nodes: the weights rest on the other accelerators first, and not only in RAM."""
+"""The switch of the oldest nodes for GGUF files: the weights rest on other accelerators first, and not only in RAM."""
 
 CHECKPOINT = "CheckpointLoaderSimple"
 """The two Advanced nodes, which have a device per part, have the file list and the outputs of this one."""

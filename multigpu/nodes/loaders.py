@@ -6,7 +6,6 @@ The DisTorch ones also place what was loaded, as a place node would. All are mad
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ..api import load_once
 from ..host.components import find_component
 from ..host.model_files import files_named
 from ..host.node_api import io
-from ..host.placing.loader_nodes import NodeCall, inputs_of, is_there, mismatch, outputs_of
+from ..host.placing.loader_nodes import NodeCall, inputs_of, is_there, outputs_of
 from ..host.reading import reading
 from ..lifecycle.policy import Standing
 from ..plan import request_from_widgets
@@ -35,8 +34,6 @@ from .widgets import (
 if TYPE_CHECKING:
     from ..runtime import Runtime
 
-log = logging.getLogger("multigpu")
-
 Load = Callable[[dict[str, Any]], tuple[Any, ...]]
 """Takes the widget values by name, returns the components."""
 
@@ -47,22 +44,9 @@ def loader_nodes(runtime: Runtime) -> list[type[Any]]:
     return [make(loader, runtime) for loader in here for make in (_plain, _spread)]
 
 
-def pack_loader_nodes(runtime: Runtime) -> list[type[Any]]:
-    """Three nodes for each loader of other packs that is there and as expected. Call when all packs are loaded.
-
-    One line for each pack that has changed names the loaders for which there are none.
-    """
-    made, changed = [], dict[str, list[str]]()
-    for loader in (loader for loader in table.PACK_LOADERS if is_there(loader.target)):
-        problem = mismatch(loader.target, loader.returns)
-        if problem is None:
-            made += [make(loader, runtime) for make in (_plain, _spread, _legacy)]
-        else:
-            changed.setdefault(loader.pack, []).append(problem)
-    for pack, problems in changed.items():
-        message = "[MultiGPU] %s has changed: %s; use a place node after it, it has no MultiGPU nodes here"
-        log.warning(message, pack, "; ".join(problems))
-    return made
+def pack_loader_nodes(loader: table.Loader, runtime: Runtime) -> list[type[Any]]:
+    """The three nodes for a loader of another pack."""
+    return [make(loader, runtime) for make in (_plain, _spread, _legacy)]
 
 
 def loader_node(
@@ -75,7 +59,7 @@ def loader_node(
 
         @classmethod
         def define_schema(cls) -> Any:
-            return io.Schema(node_id=node_id, is_deprecated=True, **schema())
+            return io.Schema(node_id=node_id, **{"is_deprecated": True} | schema())
 
         @classmethod
         def validate_inputs(
@@ -90,6 +74,9 @@ def loader_node(
             unet_donor_device: Any = None,
             clip_compute_device: Any = None,
             clip_donor_device: Any = None,
+            load_device: Any = None,
+            offload_device: Any = None,
+            swap_device: Any = None,
             keep_loaded: Any = None,
         ) -> bool | str:
             """Accepts devices that this machine does not have; running the node then fails and lists those it has."""

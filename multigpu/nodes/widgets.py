@@ -94,8 +94,12 @@ class LoaderWidgets:
         size = io.Float.Input(
             f"{prefix}virtual_vram_gb", default=default, min=0.0, max=128.0, step=0.1, optional=optional, tooltip=tip
         )
-        name, tip = f"{prefix}donor_device", "The device that holds these weights."
-        return [size, io.Combo.Input(name, options=self.labels, default="cpu", optional=optional, tooltip=tip)]
+        donor = self.holder(f"{prefix}donor_device", "The device that holds these weights.", optional=optional)
+        return [size, donor]
+
+    def holder(self, name: str, tip: str, *, optional: bool = True) -> Any:
+        """A device that holds weights: the CPU unless another is chosen."""
+        return io.Combo.Input(name, options=self.labels, default="cpu", optional=optional, tooltip=tip)
 
     def expert(self, prefix: str = "") -> Any:
         tip = EXPERT_TIP.replace("Mode 'expert': amounts", "Instead of virtual VRAM: amounts")

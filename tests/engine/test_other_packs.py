@@ -116,11 +116,11 @@ def test_the_oldest_nodes_fill_the_other_accelerators_or_ram(
 ) -> None:
     import nodes
 
-    from multigpu.nodes.loaders import pack_loader_nodes
+    from multigpu.nodes.packs import pack_nodes
     from tests.packs.quantised_pack import UnetLoader
 
     monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, "UnetLoaderGGUF", UnetLoader)
-    made = {node.__name__: node for node in pack_loader_nodes(pack.runtime)}
+    made = {node.__name__: node for node in pack_nodes(pack.runtime)}
     assert made.keys() == {f"UnetLoaderGGUF{kind}MultiGPU" for kind in ("", "DisTorch2", "DisTorch")}
     zero, one, _ = studio.accelerators
     widgets = {"unet_name": "toy_flux.safetensors", "device": zero, "virtual_vram_gb": 0.005}

@@ -65,7 +65,11 @@ def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
     """A second runtime would find ComfyUI's functions replaced by a stranger, and keep nothing."""
     ours, other = Places.here().root, tmp_path / "imports_files"
     other.mkdir()
-    code = OTHER.replace("NAME", other.name).replace("KIND", "MODEL").replace("comfyui_multigpu import", "multigpu.api import")
+    code = (
+        OTHER.replace("NAME", other.name)
+        .replace("KIND", "MODEL")
+        .replace("comfyui_multigpu import", "multigpu.api import")
+    )
     (other / "__init__.py").write_text(f"import sys\nsys.path.insert(0, {str(ours)!r})\n{code}")
     comfy = start_host(packs={"another_name": ours, other.name: other})
     workflow = placed(flux(seed=4), "vae", keep_loaded="keep")

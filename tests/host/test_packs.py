@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.client import Workflow
 from devtools.places import Places
 from tests.host import schemas, workflows
 from tests.host.conftest import StartHost
@@ -16,14 +17,14 @@ from tests.host.workflows import node
 pytestmark = pytest.mark.newest
 ROOT = Path(__file__).parents[1]
 ARCHIVED = json.loads((ROOT / "golden" / "archived_2_6_gguf.json").read_text())["gguf"]
-OTHER = ROOT / "packs" / "quantised_pack"
+OTHER, VIDEO = ROOT / "packs" / "quantised_pack", ROOT / "packs" / "video_pack"
 LOADERS = ("UnetLoaderGGUF", "CLIPLoaderGGUF")
 OURS = {f"{loader}{kind}MultiGPU" for loader in LOADERS for kind in ("", "DisTorch2", "DisTorch")}
 
 
 @pytest.mark.parametrize("name", ["aaa_gguf", "zzz_gguf"], ids=["loaded before ours", "loaded after ours"])
 def test_a_pack_s_loaders_have_our_nodes_and_draw_the_same(start_host: StartHost, name: str) -> None:
-    comfy = start_host(packs={PACK: Places.here().root, name: OTHER})
+    comfy = start_host(packs={PACK: Places.here().root, name: OTHER, f"{name}_video": VIDEO})
     here = {node_id: info for node_id, info in schemas.ours(comfy).items() if "GGUF" in node_id}
     assert here.keys() == OURS
     for node_id in OURS:
@@ -47,14 +48,36 @@ def test_a_pack_s_loaders_have_our_nodes_and_draw_the_same(start_host: StartHost
             "clip": node(f"CLIPLoaderGGUF{kind}MultiGPU", **clip),
         }
         assert comfy.draw(stock | loaders) == want, kind
+    picture = comfy.draw(video(model="WanVideoModelLoaderMultiGPU", sample="WanVideoSamplerMultiGPU"))
+    assert picture == comfy.draw(video(model="WanVideoModelLoader", sample="WanVideoSampler"))
     assert comfy.our_tracebacks() == []
 
 
+def video(**nodes: str) -> Workflow:
+    """The pack's own nodes, or ours, which have one more input each."""
+    inputs = {"model": "two", "base_precision": "bf16", "quantization": "disabled", "load_device": "main_device"}
+    workflow = {
+        "model": node(nodes["model"], **inputs),
+        "sample": node(nodes["sample"], model=["model", 0], steps=2, seed=7),
+        "vae": node("WanVideoVAELoader", model_name="vae"),
+        "decode": node("WanVideoDecode", vae=["vae", 0], samples=["sample", 0]),
+        "save": node("SaveImage", images=["decode", 0], filename_prefix="video"),
+    }
+    if nodes["model"].endswith("MultiGPU"):
+        workflow["model"]["inputs"]["compute_device"] = "cpu"
+        workflow["sample"]["inputs"]["compute_device"] = ["model", 1]
+    return workflow
+
+
 def test_a_changed_pack_turns_off_its_nodes_with_one_line(start_host: StartHost) -> None:
-    packs = {PACK: Places.here().root, "other": OTHER}
+    packs = {PACK: Places.here().root, "other": OTHER, "video": VIDEO}
     comfy = start_host(packs=packs, environment={"MULTIGPU_TEST_PACK": "changed"})
     here = {node_id for node_id in schemas.ours(comfy) if "GGUF" in node_id}
     assert here == {node_id for node_id in OURS if node_id.startswith("CLIP")}
-    (line,) = (line for line in comfy.log().splitlines() if "has changed" in line)
-    assert "ComfyUI-GGUF has changed: UnetLoaderGGUF returns MODEL, CLIP instead of MODEL; use a place node" in line
+    line, video_line = (line for line in comfy.log().splitlines() if "has changed" in line)
+    assert "ComfyUI-GGUF has changed: UnetLoaderGGUF returns MODEL, CLIP instead of MODEL; there are no" in line
+    assert "WanVideoModelLoader returns WANVIDEOMODEL, STRING instead of WANVIDEOMODEL; there are no" in video_line
+    assert {"WanVideoSamplerMultiGPU"} == {
+        name for name in schemas.ours(comfy) if name in ("WanVideoSamplerMultiGPU", "WanVideoModelLoaderMultiGPU")
+    }
     assert comfy.draw(workflows.placed(workflows.flux(seed=8), "model"))

@@ -1,4 +1,4 @@
-"""The loader nodes of the host and of other packs: their inputs, their outputs, and calling them.
+"""The nodes of the host and of other packs that ours call: their inputs, their outputs, and calling them.
 
 They are looked up when they are needed, because packs are loaded in no fixed order. They are called, never subclassed.
 """
@@ -33,22 +33,31 @@ def is_there(target: str) -> bool:
     return target in nodes.NODE_CLASS_MAPPINGS
 
 
-def mismatch(target: str, returns: tuple[str, ...]) -> str | None:
-    """What is not as expected of a pack's loader node that is there, in words; None if it can be used."""
+def mismatch(target: str, returns: tuple[str, ...], *, more_allowed: bool = False) -> str | None:
+    """What is not as expected of a pack's node that is there, in words; None if it can be used.
+
+    It returns these types, and with `more_allowed` perhaps others after them.
+    """
     try:
         found = tuple(host_node(target).RETURN_TYPES)
-        inputs_of(target, without=DEVICE)
+        inputs_of(target)
     except Exception as problem:  # noqa: BLE001  another pack's code may raise anything
         return f"{target} cannot tell its inputs and outputs ({problem!r})"
-    return None if found == returns else f"{target} returns {', '.join(found)} instead of {', '.join(returns)}"
+    same = found[: len(returns)] == returns if more_allowed else found == returns
+    return None if same else f"{target} returns {', '.join(found)} instead of {', '.join(returns)}"
 
 
 def _is_v3(node: Any) -> bool:
     return hasattr(node, "define_schema")
 
 
-def inputs_of(target: str, *, without: str) -> list[Any]:
-    """The inputs of a host node, in its order, for a schema of ours; the one named `without` is left out."""
+def title_of(target: str) -> str:
+    """The name that users see."""
+    return str(nodes.NODE_DISPLAY_NAME_MAPPINGS.get(target, target))
+
+
+def inputs_of(target: str, *, without: str = "") -> list[Any]:
+    """The inputs of a node, in its order, for a schema of ours; the one named `without` is left out."""
     node = host_node(target)
     inputs = node.define_schema().inputs if _is_v3(node) else list(_translated(node.INPUT_TYPES()))
     return [given for given in inputs if given.id != without]
@@ -66,7 +75,17 @@ def _translated(input_types: dict[str, Any]) -> Iterator[Any]:
 
 
 def outputs_of(target: str) -> list[Any]:
-    return [io.Custom(kind).Output(display_name=kind) for kind in host_node(target).RETURN_TYPES]
+    node = host_node(target)
+    names = getattr(node, "RETURN_NAMES", None) or node.RETURN_TYPES
+    kinds = zip(node.RETURN_TYPES, names, strict=True)
+    return [io.Custom(kind).Output(display_name=name) for kind, name in kinds]
+
+
+def call(node: Any, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a node returns for these inputs."""
+    if _is_v3(node):
+        return tuple(node.execute(**arguments).result)
+    return tuple(getattr(node(), node.FUNCTION)(**arguments))
 
 
 class LoaderCall(Protocol):
@@ -94,11 +113,9 @@ class NodeCall:
     def run(self, device: torch.device | None) -> tuple[Any, ...]:
         """A node that has a choice of device itself (`default` or `cpu`) is told the same as `device`."""
         node, arguments = host_node(self.target), dict(self.arguments)
-        if _is_v3(node):
-            return tuple(node.execute(**arguments).result)
-        if DEVICE in node.INPUT_TYPES().get("optional", {}):
+        if not _is_v3(node) and DEVICE in node.INPUT_TYPES().get("optional", {}):
             arguments[DEVICE] = "cpu" if device is not None and device.type == "cpu" else "default"
-        return tuple(getattr(node(), node.FUNCTION)(**arguments))
+        return call(node, arguments)
 
 
 @dataclass(frozen=True, slots=True)
