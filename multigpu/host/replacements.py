@@ -1,11 +1,13 @@
-"""The only place that assigns into the host's modules: for the length of a `with`, or by a `Replacement`."""
+"""The only place that assigns into the modules of the host and of other packs: for the length of a `with`, or by a
+`Replacement`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -33,6 +35,12 @@ def static_patchers() -> Iterator[None]:
             yield
         finally:
             comfy.model_patcher.CoreModelPatcher = before
+
+
+def set_until_closed(restored: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute that `owner` has. When `restored` is closed, it is what it was before."""
+    restored.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from comfy import model_management
 
+from ..replacements import set_until_closed
 from .device_scope import DeviceScope
 from .loader_nodes import call, host_node, inputs_of
 
@@ -48,8 +49,10 @@ class PackCall:
                 _rebind(restored, node, "device", self.usual, device)
             if self.offload is not None:
                 _rebind(restored, node, "offload_device", model_management.unet_offload_device(), self.offload)
+                transformer = getattr(getattr(self.arguments.get("model"), "model", None), "diffusion_model", None)
                 for name in ("offload_device", "cache_device"):
-                    _set(restored, _transformer(self.arguments.get("model")), name, self.offload)
+                    if hasattr(transformer, name):
+                        set_until_closed(restored, transformer, name, self.offload)
                 restored.enter_context(self.scope.offloading_to(self.offload))
             return call(node, self.arguments)
 
@@ -74,10 +77,6 @@ def swap_device_of(model: Any) -> str | None:
     return found
 
 
-def _transformer(model: Any) -> Any:
-    return getattr(getattr(model, "model", None), "diffusion_model", None)
-
-
 def _rebind(restored: ExitStack, node: Any, name: str, known: torch.device, device: torch.device) -> None:
     """Until `restored` is closed: the globals of that name in the node's pack are `device`, if they are `known` now.
 
@@ -86,10 +85,4 @@ def _rebind(restored: ExitStack, node: Any, name: str, known: torch.device, devi
     pack, _, _ = node.__module__.partition(".")  # ComfyUI imports a pack by its path, without dots
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == pack and vars(module).get(name) == known:
-            _set(restored, module, name, device)
-
-
-def _set(restored: ExitStack, owner: Any, name: str, value: Any) -> None:
-    if hasattr(owner, name):
-        restored.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
+            set_until_closed(restored, module, name, device)
