@@ -60,6 +60,8 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_API, "ComfyExtension.get_node_list", _N, "overridden: our nodes"),
     Symbol(_API, "io.ComfyNode", _N, "base of our nodes"),
     Symbol(_API, "io.ComfyNode.define_schema", _N, "overridden; and called for the inputs of a loader"),
+    Symbol(_API, "io.ComfyNode.PREPARE_CLASS_CLONE", _N, "before calling a loader of the host", ("v3_data",)),
+    Symbol(_API, "io.ComfyNode.EXECUTE_NORMALIZED", _N, "calls a loader of the host"),
     Symbol(_API, "io.Schema", _N, "inputs and outputs of our nodes",
            keywords=("node_id", "display_name", "category", "description", "search_aliases", "inputs", "outputs",
                      "is_output_node", "is_deprecated")),

@@ -18,13 +18,15 @@ pytestmark = pytest.mark.newest
 ROOT = Path(__file__).parents[1]
 ARCHIVED = json.loads((ROOT / "golden" / "archived_2_6_gguf.json").read_text())["gguf"]
 OTHER, VIDEO = ROOT / "packs" / "quantised_pack", ROOT / "packs" / "video_pack"
-LOADERS = ("UnetLoaderGGUF", "CLIPLoaderGGUF")
+V3 = "UnetLoaderGGUFAdvanced"
+LOADERS = ("UnetLoaderGGUF", "CLIPLoaderGGUF", V3)
 OURS = {f"{loader}{kind}MultiGPU" for loader in LOADERS for kind in ("", "DisTorch2", "DisTorch")}
 
 
 @pytest.mark.parametrize("name", ["aaa_gguf", "zzz_gguf"], ids=["loaded before ours", "loaded after ours"])
 def test_a_pack_s_loaders_have_our_nodes_and_draw_the_same(start_host: StartHost, name: str) -> None:
-    comfy = start_host(packs={PACK: Places.here().root, name: OTHER, f"{name}_video": VIDEO})
+    others = {name: OTHER, f"{name}_v3": OTHER / "v3", f"{name}_video": VIDEO}
+    comfy = start_host(packs={PACK: Places.here().root, **others})
     here = {node_id: info for node_id, info in schemas.ours(comfy).items() if "GGUF" in node_id}
     assert here.keys() == OURS
     for node_id in OURS:
@@ -48,6 +50,9 @@ def test_a_pack_s_loaders_have_our_nodes_and_draw_the_same(start_host: StartHost
             "clip": node(f"CLIPLoaderGGUF{kind}MultiGPU", **clip),
         }
         assert comfy.draw(stock | loaders) == want, kind
+        more = {"dequant_dtype": "default", "patch_dtype": "default", "patch_on_device": False}
+        of_v3 = node(f"{V3}{kind}MultiGPU", unet_name=unet, **more)
+        assert comfy.draw(stock | loaders | {"model": of_v3}) == want, (V3, kind)
     picture = comfy.draw(video(model="WanVideoModelLoaderMultiGPU", sample="WanVideoSamplerMultiGPU"))
     assert picture == comfy.draw(video(model="WanVideoModelLoader", sample="WanVideoSampler"))
     assert comfy.our_tracebacks() == []

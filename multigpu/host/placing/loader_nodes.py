@@ -58,9 +58,11 @@ def title_of(target: str) -> str:
 
 def inputs_of(target: str, *, without: str = "") -> list[Any]:
     """The inputs of a node, in its order, for a schema of ours; the one named `without` is left out."""
-    node = host_node(target)
-    inputs = node.define_schema().inputs if _is_v3(node) else list(_translated(node.INPUT_TYPES()))
-    return [given for given in inputs if given.id != without]
+    return [given for given in _inputs(host_node(target)) if given.id != without]
+
+
+def _inputs(node: Any) -> list[Any]:
+    return list(node.define_schema().inputs if _is_v3(node) else _translated(node.INPUT_TYPES()))
 
 
 def _translated(input_types: dict[str, Any]) -> Iterator[Any]:
@@ -83,8 +85,8 @@ def outputs_of(target: str) -> list[Any]:
 
 def call(node: Any, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a node returns for these inputs."""
-    if _is_v3(node):
-        return tuple(node.execute(**arguments).result)
+    if _is_v3(node):  # as the host calls it: it may read `cls.hidden`, and return a tuple as well as a `NodeOutput`
+        return tuple(node.PREPARE_CLASS_CLONE(None).EXECUTE_NORMALIZED(**arguments).result)
     return tuple(getattr(node(), node.FUNCTION)(**arguments))
 
 
@@ -113,7 +115,7 @@ class NodeCall:
     def run(self, device: torch.device | None) -> tuple[Any, ...]:
         """A node that has a choice of device itself (`default` or `cpu`) is told the same as `device`."""
         node, arguments = host_node(self.target), dict(self.arguments)
-        if not _is_v3(node) and DEVICE in node.INPUT_TYPES().get("optional", {}):
+        if DEVICE in (given.id for given in _inputs(node)):
             arguments[DEVICE] = "cpu" if device is not None and device.type == "cpu" else "default"
         return call(node, arguments)
 

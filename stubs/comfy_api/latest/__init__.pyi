@@ -26,6 +26,10 @@ class io:
         RELATIVE_PYTHON_MODULE: str
         @classmethod
         def define_schema(cls) -> io.Schema: ...
+        @classmethod
+        def PREPARE_CLASS_CLONE(cls, v3_data: Any) -> type[io.ComfyNode]: ...
+        @classmethod
+        def EXECUTE_NORMALIZED(cls, **kwargs: Any) -> io.NodeOutput: ...
 
     class Schema:
         inputs: list[Any]

@@ -19,7 +19,14 @@ from multigpu.devices.backends import Backend, Device
 from multigpu.errors import BackendUnavailable, HostError, InputError
 from multigpu.plan import CPU, DeviceBudget, DeviceId
 from multigpu.units import GIB
-from tests.unit.files.model_files import flux_tensors, linear, write_gguf, write_raw_safetensors, write_safetensors
+from tests.unit.files.model_files import (
+    flux_tensors,
+    linear,
+    write_gguf,
+    write_gguf_types,
+    write_raw_safetensors,
+    write_safetensors,
+)
 
 ROOT = Path(__file__).parents[3]
 FLUX_BYTES = 23_802_797_184
@@ -119,6 +126,22 @@ def test_gguf_and_shards(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         0,
         "m0.safetensors, m1.safetensors, m2.safetensors: a model of an unknown family; request cpu,*",
     )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_plan_for_a_file_with_every_type_of_the_gguf_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, version: int
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "all.gguf"
+    wrote = write_gguf_types(path, gguf.GGMLQuantizationType, version)
+    code, out, err = run(capsys, str(path), "--devices", DEVICES, "cpu,*", "--json")
+    plan = json.loads(out)["plan"]
+    assert (code, err) == (0, "")
+    assert sum(plan["bytes_by_home"].values()) == sum(size for *_, size in wrote)
+    assert {row["block"] for row in plan["placements"]} == {name.rpartition(".")[0] for name, *_ in wrote}
+    code, out, err = run(capsys, str(path), "--devices", DEVICES, "cpu,*")
+    assert (code, err) == (0, "") and out.startswith("all.gguf: a model of an unknown family; request cpu,*")
 
 
 def test_a_checkpoint_says_which_part_it_plans(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

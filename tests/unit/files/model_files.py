@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
@@ -31,10 +32,8 @@ def write_raw_safetensors(path: Path, header: bytes, data_bytes: int) -> Path:
     return path
 
 
-def write_gguf(
-    path: Path, tensors: Tensors, *, kind: int = 30, strings: Iterable[str] = (), alignment: int = 64
-) -> Path:
-    """All tensors as one type (30 is bf16), with an array of strings and an alignment among the metadata."""
+def write_gguf(path: Path, tensors: Tensors, *, strings: Iterable[str] = (), alignment: int = 64) -> Path:
+    """All tensors as bf16 (type 30), with an array of strings and an alignment among the metadata."""
     words = list(strings)
     body = _text("general.alignment") + struct.pack("<II", 4, alignment)
     body += _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, len(words)) + b"".join(map(_text, words))
@@ -42,7 +41,7 @@ def write_gguf(
     body += _text("general.name") + struct.pack("<I", 8) + _text("a model")
     at = 0
     for name, shape in tensors.items():
-        body += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, at)
+        body += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), 30, at)
         size = BF16
         for dimension in shape:
             size *= dimension
@@ -82,3 +81,27 @@ def flux_tensors(
     for name, into in (("time_in", 256), ("vector_in", 768), ("guidance_in", 256)):
         tensors |= linear(f"{name}.in_layer", width, into) | linear(f"{name}.out_layer", width, width)
     return {prefix + name: shape for name, shape in tensors.items()}
+
+
+def write_gguf_types(path: Path, kinds: Iterable[int], version: int = 3) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """A file of the gguf package's own writer: a matrix and a vector of each type, all bytes zero.
+
+    Returns name, type, shape and bytes of each. The package writes version 3 alone, but for the number in the file.
+    """
+    gguf = importlib.import_module("gguf")
+    numpy = importlib.import_module("numpy")
+    writer, rows = gguf.GGUFWriter(path, "flux"), []
+    for kind in map(gguf.GGMLQuantizationType, kinds):
+        group, size = gguf.GGML_QUANT_SIZES[kind]
+        for name, shape in ((f"{kind.name}.weight", (3, 2 * group)), (f"{kind.name}.bias", (group,))):
+            data = numpy.zeros((*shape[:-1], shape[-1] // group * size), dtype=numpy.uint8)
+            writer.add_tensor(name, data, raw_dtype=kind)
+            rows.append((name, kind.name, shape, data.nbytes))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(struct.pack("<I", version))
+    return rows
