@@ -76,6 +76,14 @@ class Residence:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
         return self.plan is not None and all(block.is_home() for block in self._homed.values())
 
+    def misplaced(self, modules: Modules) -> str | None:
+        """A block that is not at its home; None if all are. Looks at resident blocks, too."""
+        for block in (placement.block for placement in (self.plan.placements if self.plan is not None else ())):
+            homed = self._homed.get(block)
+            if not (homed.is_home() if homed is not None else _is_on(modules[block], self.compute)):
+                return block
+        return None
+
     def rewrite(
         self, block: str, module: torch.nn.Module, name: str, tensor: torch.Tensor, *, ours: bool = True
     ) -> None:
@@ -184,6 +192,10 @@ class Residence:
             module = device_module(device)
             if module is not None:
                 module.synchronize(device)
+
+
+def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
+    return all(device_of(leaf) == device for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0])
 
 
 def _vacate(left: dict[str, HomedBlock], name: str) -> None:

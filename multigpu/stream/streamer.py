@@ -91,11 +91,18 @@ class Streamer:
             ready.record(self._device.current_stream(self.compute))
             self._released.append((Extent(0, self.ring_bytes, 0), ready))
         for index, block in enumerate(self.blocks):
-            before = block.module.register_forward_pre_hook(lambda _module, _args, index=index: self._before(index))
+            before = block.module.register_forward_pre_hook(
+                lambda module, _args, index=index: self._before(index) if self._owns(module, index) else None
+            )
             after = block.module.register_forward_hook(
-                lambda _module, _args, _output, index=index: self._after(index), always_call=True
+                lambda module, _args, _output, index=index: self._after(index) if self._owns(module, index) else None,
+                always_call=True,
             )
             self._handles += [before, after]
+
+    def _owns(self, module: torch.nn.Module, index: int) -> bool:
+        """False for a copy of a module of ours, which has its hooks, but weights of its own."""
+        return module is self.blocks[index].module
 
     def close(self) -> None:
         """Leave the modules as they were before `attach`: tensors at home, no hooks, no ring, no copy under way."""

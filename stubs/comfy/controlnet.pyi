@@ -5,7 +5,6 @@ import torch
 from .model_patcher import ModelPatcher
 
 class ControlNet:
-    control_model: Any
     control_model_wrapped: ModelPatcher
     load_device: torch.device
-    def copy(self) -> ControlNet: ...
+    def get_control(self) -> Any: ...

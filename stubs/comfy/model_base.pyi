@@ -8,6 +8,7 @@ class BaseModel(torch.nn.Module):
     lowvram_patch_counter: int
     manual_cast_dtype: torch.dtype | None
     model_loaded_weight_memory: int
+    model_config: Any
     model_lowvram: bool
     model_offload_buffer_memory: int
     def get_dtype(self) -> torch.dtype: ...

@@ -19,6 +19,7 @@ class ModelPatcher:
     weight_wrapper_patches: dict[str, list[Any]]
     force_cast_weights: bool
     attachments: dict[str, Any]
+    callbacks: dict[str, dict[str, list[Callable[..., Any]]]]
     hook_backup: dict[str, Any]
     forced_hooks: Any
     cached_patcher_init: Any

@@ -8,7 +8,6 @@ from .model_patcher import ModelPatcher
 class CLIP:
     patcher: ModelPatcher
     cond_stage_model: torch.nn.Module
-    def clone(self) -> CLIP: ...
 
 class VAE:
     patcher: ModelPatcher

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +14,14 @@ from unittest import mock
 import torch
 
 Hook = Callable[..., None]
+
+
+@functools.cache
+def measured_once() -> Any:
+    """The devices for all tests of a process: measuring the speed of simulated ones takes long."""
+    from multigpu.devices.inventory import Inventory
+
+    return Inventory()
 
 
 class Studio:
@@ -98,6 +108,15 @@ class Studio:
 
         own = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
         return place(own, self.plan(patcher, text, ring), self.states)
+
+    def place_component(self, component: Any, text: str | None = None, compute: str | None = None) -> Any:
+        """As a place node places it: spread by a request, on a compute device that is not named unless `compute` is."""
+        from multigpu.plan import DeviceId, parse_request
+        from multigpu.target import Target
+
+        device = None if compute is None else DeviceId.parse(compute)
+        placer = replace(self.placer, inventory=measured_once())
+        return placer.place(component, Target(device, parse_request(text or self.spread)))
 
     def place_clip(self, clip: Any, **how: Any) -> Any:
         placed = clip.clone()

@@ -37,6 +37,8 @@ class ModelState:
 
     backup: dict[str, Any]
     """The host's table of original weights, which all patchers of the model share. It says what is patched."""
+    objects: dict[str, Any]
+    """The host's table of what object patches have replaced, shared likewise."""
     residence: Residence = field(default_factory=Residence)
     patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
@@ -44,6 +46,15 @@ class ModelState:
     loaded: Loaded | None = None
     successor_is_placed: bool = False
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
+
+    def adopt(self, patcher: Any) -> None:
+        """Count a patcher among those of the model. Tables that a pack gave it are replaced by the model's."""
+        self.patchers.add(patcher)
+        patcher.backup, patcher.object_patches_backup = self.backup, self.objects
+
+    def misplaced(self) -> str | None:
+        """A block whose weights are not at their home; None if all are."""
+        return self.residence.misplaced(self.modules)
 
     def holds(self, model: torch.nn.Module) -> bool:
         """Whether the model is loaded by us and no other code has loaded or unloaded it since."""
@@ -138,7 +149,10 @@ class ModelStates:
     def of(self, patcher: Any) -> ModelState:
         state = self._states.get(patcher.model)
         if state is None:
-            state = self._states[patcher.model] = ModelState(patcher.backup)
+            backup, objects = patcher.backup, patcher.object_patches_backup
+            if any(other.backup is backup for other in self._states.values()):  # a pack's clone has a copy of the model
+                backup, objects = {**backup}, {**objects}
+            state = self._states[patcher.model] = ModelState(backup, objects)
             weakref.finalize(patcher.model, self._model_is_gone, state.residence).atexit = False
         return state
 
@@ -186,6 +200,10 @@ class Placed:
 
     plan: Plan
     states: ModelStates
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Placed:
+        """A deep copy of a patcher has the same plan, and a model with a state of its own."""
+        return self
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -1,62 +1,44 @@
 """A model patcher that keeps its model where a plan puts it.
 
-`PlacedPatcher` is mixed into the host's static patcher class (or a pack's own subclass of it) at run time. The plan
-travels with clones in `attachments`; what is true of the model itself (where its blocks rest, which patches are baked
-in) is shared by all clones of one model, in `ModelState`. Without a plan for its load device a patcher behaves as the
-class it was made from: that is how core's clones for other devices come out right.
+`PlacedPatcher` is mixed into the host's static patcher class (or a pack's own subclass of it) at run time, with
+`PlacedLoading`, which loads. The plan travels with clones in `attachments`; what is true of the model itself (where its
+blocks rest, which patches are baked in) is shared by all clones of one model, in `ModelState`. Without a plan for its
+load device a patcher behaves as the class it was made from: that is how core's clones for other devices come out right.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import comfy.utils
-import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import CallbacksMP
 
-from ...devices.caches import trim_heap
 from ...devices.torch_devices import torch_device
-from ...errors import PlacementNotApplied
-from ...plan import CPU, Plan, explain
-from ...plan.spill import spilled
-from ...stream.census import prove
-from ...stream.layout import is_plain
-from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
-from ...stream.residence import move
+from ...errors import InputError, PlacementNotApplied
+from ...plan import CPU, Plan
 from ..loaded_models import entries
-from ..model_files import files_of
-from ..progress import LoadingBar
-from .blocks import modules_of
-from .cast_weights import mark_loaded
-from .donor_room import make_room
-from .model_states import ATTACHMENT, Loaded, ModelState, ModelStates, Placed
+from .model_states import ATTACHMENT, Loaded, ModelStates, Placed
+from .placed_loading import PlacedLoading
 
 if TYPE_CHECKING:
-    Base = ModelPatcher
+    Base = PlacedLoading
 else:
-    Base = object  # the host's own class comes after `PlacedPatcher` in the order of resolution
+    Base = object  # `PlacedLoading` comes later in the order of resolution: see `placed_class`
 
 log = logging.getLogger("multigpu")
 
 
 class PlacedPatcher(Base):
-    """Mixed in before a host patcher class. Overrides what loads, unloads and counts."""
-
-    @property
-    def placed(self) -> Placed | None:
-        """The placement in force: none if the plan is for another compute device than this patcher's."""
-        placed: Placed | None = self.attachments.get(ATTACHMENT)
-        return placed if placed is not None and torch_device(placed.plan.compute) == self.load_device else None
+    """Mixed in before a patcher class. Overrides what unloads and counts, and sees to it that a load keeps the plan."""
 
     def __del__(self) -> None:
-        """Drops the plan first, so that the host's code does not unload the model: another clone may have loaded it."""
-        self.attachments.pop(ATTACHMENT, None)
+        """Drops the plan first, so that the host's code does not unload the model: another clone may have loaded it.
+
+        A copy that a pack has made may share the dict of attachments, so it is not changed.
+        """
+        self.attachments = {}
         super().__del__()
 
     def clone(self, *arguments: Any, **named: Any) -> Any:
@@ -65,6 +47,7 @@ class PlacedPatcher(Base):
         placed = self.attachments.get(ATTACHMENT)
         if placed is not None:
             _adopt(clone, placed)
+            inherit(clone, self)
         return clone
 
     def model_size(self) -> int:
@@ -72,6 +55,45 @@ class PlacedPatcher(Base):
         if placed is None:
             return super().model_size()
         return placed.plan.bytes_on(placed.plan.compute) + placed.plan.ring_bytes
+
+    def loaded_size(self) -> int:
+        return super().loaded_size() if self.placed is None else self.model.model_loaded_weight_memory
+
+    def load(self, *arguments: Any, **named: Any) -> None:
+        super().load(*arguments, **named)
+        self._check()
+
+    def partially_load(self, *arguments: Any, **named: Any) -> Any:
+        if ATTACHMENT not in self.attachments:
+            raise PlacementNotApplied(
+                f"{type(self.model).__name__} was placed, but a later node has removed the plan from its "
+                f"{_own_class(type(self)).__name__}; put the place node after that node"
+            )
+        loaded = super().partially_load(*arguments, **named)
+        try:
+            self._check()
+        except PlacementNotApplied:
+            self.detach()
+            raise
+        return loaded
+
+    def _check(self) -> None:
+        """After a load. Raises PlacementNotApplied if code of a pack has loaded the model, or moved weights of it."""
+        placed = self.placed
+        if placed is None:
+            return
+        state = placed.states.of(self)
+        if not state.holds(self.model) or state.loaded is None or state.loaded.patches_uuid != self.patches_uuid:
+            where = "it does not use ComfyUI's own loading"
+        elif _is_all_ours(self) or (block := state.misplaced()) is None:
+            return
+        else:
+            where = f"it, or another node, has moved the weights of {block}"
+        cls = _own_class(type(self))
+        raise PlacementNotApplied(
+            f"{type(self.model).__name__} was placed, but its {cls.__name__} ({cls.__module__}) did not load it by the "
+            f"plan: {where}; remove the place node, or the node that moves weights"
+        )
 
     def model_patches_models(self) -> Any:
         """The host calls this first when it loads models. Later it marks those that it loads together.
@@ -105,84 +127,17 @@ class PlacedPatcher(Base):
             state.successor_is_placed = False
         return super().detach(unpatch_all)
 
-    def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> float:
-        placed = self.placed
-        if placed is None:
-            return super().partially_load(device_to, extra_memory, force_patch_weights)
-        with self.use_ejected(skip_and_inject_on_exit_only=True):
-            before = self.model.model_loaded_weight_memory
-            self.unpatch_model(self.offload_device, unpatch_weights=False)
-            self.patch_model(load_weights=False)
-            try:
-                self.load(device_to, before + extra_memory, force_patch_weights)
-            except BaseException:
-                self.detach()
-                raise
-            return self.model.model_loaded_weight_memory - before
-
-    def load(
-        self,
-        device_to: Any = None,
-        lowvram_model_memory: float = 0,
-        force_patch_weights: bool = False,
-        full_load: bool = False,
-    ) -> None:
-        """Bring every block to its home. Patches are baked in on the compute device, so no step applies them again.
-
-        With less room on the compute device than the plan wants (`lowvram_model_memory`, 0 for no limit), more blocks
-        go to RAM until it fits. Costs next to nothing when nothing has changed.
-        """
-        placed = self.placed
-        if placed is None:
-            return super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)
-        placed.states.settle()
-        state = placed.states.of(self)
-        if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
-            self.unpatch_model(self.offload_device)
-            self.patch_model(load_weights=False)
-        with self.use_ejected(), self._own_objects():
-            self.unpatch_hooks()
-            state.successor_is_placed = False
-            excess = 0 if full_load or not lowvram_model_memory else self.model_size() - lowvram_model_memory
-            plan = spilled(placed.plan, excess)
-            moved = not self._is_ours(state) or state.residence.plan != plan
-            if moved:
-                state.modules.update(modules_of(self))
-                bar = LoadingBar(plan.total_bytes)
-                plan = self._place(placed, state, plan, bar)
-                bar.finish()
-            if moved or state.loaded is None or state.loaded.patches_uuid != self.patches_uuid:
-                self._bake(state)
-                self._tell_host(state, plan, Loaded(self.patches_uuid))
-        with self.use_ejected():
-            self._move_patched_objects(self.load_device)
-            for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
-                callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
-            self.apply_hooks(self.forced_hooks, force_apply=True)
-
-    def partially_unload(self, device_to: Any, memory_to_free: float = 0, force_patch_weights: bool = False) -> float:
-        placed = self.placed
-        if placed is None:
-            return super().partially_unload(device_to, memory_to_free, force_patch_weights)
-        state = placed.states.of(self)
-        if not self._is_ours(state) or state.residence.plan is None or state.loaded is None:
-            return 0
-        with self.use_ejected(), self._own_objects():
-            before, plan = self.model.model_loaded_weight_memory, spilled(state.residence.plan, memory_to_free)
-            self._tell_host(state, self._place(placed, state, plan), state.loaded)
-            return before - self.model.model_loaded_weight_memory
-
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
         placed = self.placed
         if placed is None or not unpatch_weights:
-            return super().unpatch_model(device_to, unpatch_weights)
+            return super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
         self._move_patched_objects(device_to or self.offload_device)
-        super().unpatch_model(unpatch_weights=False)  # the model's own modules, whose names we know
+        super().unpatch_model(None, unpatch_weights=False)  # the model's own modules, whose names we know
         self.unpatch_hooks()
         lost = placed.states.of(self).leave()
         for key in lost:
             del self.backup[key]
-        result = super().unpatch_model(device_to, unpatch_weights)
+        result = super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
         if lost:  # the next load must ask for exactly these patches; any other raises the error about the changed file
             self.backup.update(lost)
             self.model.current_weight_patches_uuid = Loaded(None)
@@ -193,121 +148,6 @@ class PlacedPatcher(Base):
 
     def unpatch_hooks(self, whitelist_keys_set: Any = None) -> Any:
         return self._change_by_hooks(lambda: super(PlacedPatcher, self).unpatch_hooks(whitelist_keys_set), False)
-
-    # -- the steps of a load --------------------------------------------------------------------------------------
-
-    def _is_ours(self, state: ModelState) -> bool:
-        """Whether the model is loaded by a plan and nobody else has moved it since."""
-        return state.holds(self.model) and state.residence.intact()
-
-    def _place(
-        self, placed: Placed, state: ModelState, plan: Plan, progress: Callable[[int], None] = lambda count: None
-    ) -> Plan:
-        """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
-        plan = make_room(self.model, plan)
-        if not self._is_ours(state) or state.residence.plan != plan:
-            state.residence.apply(plan, state.modules, progress)
-            trim_heap()
-            prove(self.model, plan)
-            log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
-        return plan
-
-    def _bake(self, state: ModelState) -> None:
-        """Make the weights what the patches ask for; only weights whose patches changed are touched.
-
-        The host's own table of originals (`backup`) says what is in the weights. An entry is made when its weight is
-        patched and removed when its weight is restored, so that the table is right even if something in between fails.
-        """
-        stale = [key for key, original in self.backup.items() if not self._is_wanted(key, original)]
-        fresh = [key for key in self.patches if key not in self.backup]
-        if not stale and not fresh:
-            return
-        files = ModelFiles(files_of(self))
-        state.residence.changing()
-        for key in [*stale, *fresh]:
-            original = self.backup.get(key)
-            if original is not None:
-                state.restore(key)
-            if key in self.patches:
-                patches = tuple(self.patches[key])
-                if not _returns_weights(type(self)) and (carried := self._carried(state, key, patches)) is not None:
-                    self.backup[key] = carried
-                    continue
-                if isinstance(original, FileOriginal | KeptOriginal):
-                    original = replace(original, patches=patches)
-                else:
-                    original = files.original(key, state.weight(key), patches)
-                state.rewrite(key, self._patched(state, key))
-                self.backup[key] = original
-        state.residence.changed()
-
-    def _patched(self, state: ModelState, key: str) -> torch.Tensor:
-        """A weight with this patcher's patches, on the compute device. The model keeps the one it has."""
-        if _returns_weights(type(self)):
-            patched: torch.Tensor = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
-            return patched
-        return self._patched_in_place(state, key, self.load_device)
-
-    def _patched_in_place(self, state: ModelState, key: str, device: torch.device) -> torch.Tensor:
-        """What a pack's own `patch_weight_to_device` puts into the model. The model gets back the weight it had."""
-        weight = state.weight(key)
-        try:
-            self.patch_weight_to_device(key, device_to=device)
-            return state.weight(key)
-        finally:
-            self.backup.pop(key, None)  # its copy of the weight; ours is made by the caller
-            state.put(key, weight)
-
-    def _carried(self, state: ModelState, key: str, patches: Any) -> CarriedOriginal | None:
-        """Let a pack's tensor carry the patches of a weight, if that is how the pack patches it; None if it is not."""
-        weight = state.weight(key)
-        if is_plain(weight):
-            return None
-        before = dict(weight.__dict__)
-        patched = self._patched_in_place(state, key, weight.device)
-        if patched.data_ptr() != weight.data_ptr():
-            weight.__dict__.clear()
-            weight.__dict__.update(before)
-            return None
-        weight.__dict__.update(patched.__dict__)
-        return state.carried(key, before, patches)
-
-    def _is_wanted(self, key: str, original: Any) -> bool:
-        """Whether a weight holds just the patches that this patcher asks for. False for the host's own entries."""
-        return isinstance(original, Original) and same_patches(original.patches, self.patches.get(key, ()))
-
-    @contextmanager
-    def _own_objects(self) -> Iterator[None]:
-        """The model's own modules and attributes, without what object patches have put in their place."""
-        patched = [
-            (name, comfy.utils.set_attr(self.model, name, original))
-            for name, original in reversed(self.object_patches_backup.items())
-        ]
-        try:
-            yield
-        finally:
-            for name, patch in reversed(patched):
-                comfy.utils.set_attr(self.model, name, patch)
-
-    def _move_patched_objects(self, device: torch.device) -> None:
-        """Move modules that object patches have added, and that are in no plan, to `device`."""
-        for name, original in self.object_patches_backup.items():
-            patch = comfy.utils.get_attr(self.model, name)
-            if isinstance(patch, torch.nn.Module):
-                own = {*original.modules()} if isinstance(original, torch.nn.Module) else set()
-                for module in patch.modules():
-                    if module not in own:
-                        move(module, device)
-
-    def _tell_host(self, state: ModelState, plan: Plan, loaded: Loaded) -> None:
-        """The marks and numbers by which the host knows what is loaded."""
-        mark_loaded(self, {placement.block for placement in plan.streamed})
-        self.model.model_lowvram = True
-        self.model.lowvram_patch_counter = 0
-        self.model.device = self.load_device
-        self.model.model_loaded_weight_memory = plan.bytes_on(plan.compute) + plan.ring_bytes
-        self.model.model_offload_buffer_memory = plan.ring_bytes
-        self.model.current_weight_patches_uuid = state.loaded = loaded
 
     def _change_by_hooks(self, change: Callable[[], Any], expected: bool) -> Any:
         """Weight hooks write into the weights between steps: nothing staged before may be used after."""
@@ -322,35 +162,72 @@ class PlacedPatcher(Base):
 
 
 def placed_class(cls: type, states: ModelStates) -> type:
-    """`cls` with placement mixed in; the same class each time."""
+    """`cls` with placement mixed in; the same class each time. Raises InputError if it is no patcher class of the host.
+
+    What a pack's class overrides comes after `PlacedPatcher`, and before `PlacedLoading` and the host's class. It has
+    the name of `cls`: packs look for that, too.
+    """
     if issubclass(cls, PlacedPatcher):
         return cls
+    if not issubclass(cls, ModelPatcher):
+        raise InputError(
+            f"a {cls.__name__} cannot be placed: it is not one of ComfyUI's model patchers, although it looks like one "
+            f"({cls.__module__}); remove the place node, or load this model with another loader"
+        )
     if cls not in states.classes:
-        states.classes[cls] = type("Placed" + cls.__name__, (PlacedPatcher, cls), {})
+        bases = (PlacedPatcher, PlacedLoading) if cls is ModelPatcher else (PlacedPatcher, cls, PlacedLoading)
+        states.classes[cls] = type(
+            cls.__name__, bases, {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        )
     return states.classes[cls]
 
 
-def _returns_weights(cls: type[ModelPatcher]) -> bool:
-    """Whether `patch_weight_to_device` can return the weight, as the host's does. Packs override it without that."""
-    return "return_weight" in inspect.signature(cls.patch_weight_to_device).parameters
+def _own_class(cls: type) -> type:
+    """The patcher class, of the host or of a pack, that placement was mixed into."""
+    return next(base for base in cls.__mro__ if not issubclass(base, PlacedPatcher) and base is not PlacedLoading)
+
+
+def _is_all_ours(patcher: Any) -> bool:
+    """Whether no code of a pack or of another node has run in a load."""
+    loading = all(
+        next(vars(base)[name] for base in type(patcher).__mro__[1:] if base is not PlacedPatcher and name in vars(base))
+        is vars(PlacedLoading)[name]
+        for name in ("load", "partially_load")
+    )
+    return loading and patcher.get_all_callbacks(CallbacksMP.ON_LOAD) == [_loaded]
 
 
 def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatcher:
-    """Make a static patcher that nobody else uses load its model by `plan`. Returns it."""
+    """Make a static patcher that nobody else uses load its model by `plan`. Returns it.
+
+    Raises InputError, and changes nothing, if it is no patcher of the host.
+    """
+    placed_class(type(patcher), states)
     patcher.load_device = torch_device(plan.compute)
     _adopt(patcher, Placed(plan, states))
     return patcher
 
 
 def _adopt(patcher: Any, placed: Placed) -> None:
-    """Place a patcher, new or cloned: its class, what travels with its own clones, and its model's state."""
-    patcher.attachments[ATTACHMENT] = placed
+    """Place a patcher, new or cloned: its class, what travels with its own clones, and its model's state.
+
+    A pack's clone may share its dicts with the patcher that it was made from, so those are copied before they change.
+    """
+    cls = placed_class(type(patcher), placed.states)
+    patcher.attachments = {**patcher.attachments, ATTACHMENT: placed}
+    patcher.callbacks = {call: dict(by_key) for call, by_key in patcher.callbacks.items()}
     for call, function in ((CallbacksMP.ON_CLONE, _cloned), (CallbacksMP.ON_LOAD, _loaded)):
         patcher.remove_callbacks_with_key(call, ATTACHMENT)
         patcher.add_callback_with_key(call, ATTACHMENT, function)
-    patcher.__class__ = placed_class(type(patcher), placed.states)
+    patcher.__class__ = cls
     patcher.size = 0  # the host copies the size from a placed patcher, where it is the plan's; 0 makes it count again
-    placed.states.of(patcher).patchers.add(patcher)
+    placed.states.of(patcher).adopt(patcher)
+
+
+def inherit(clone: Any, patcher: Any) -> None:
+    """Tell the host whose clone it is, where a pack's `clone` does not: when the clone is gone, that one unloads."""
+    if getattr(clone, "parent", patcher) is None and clone is not patcher and clone.model is patcher.model:
+        clone.parent = patcher
 
 
 def _cloned(patcher: Any, clone: Any) -> None:

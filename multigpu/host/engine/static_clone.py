@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from comfy.model_patcher import ModelPatcher
 
@@ -14,19 +17,47 @@ from .blocks import wanted_dtype
 
 
 def static_clone(patcher: ModelPatcher) -> ModelPatcher:
-    """A patcher with the same patches and a newly loaded static model. All other models stay dynamic."""
+    """A patcher with the same patches and a newly loaded static model. All other models stay dynamic.
+
+    Raises HostError if that would be another model, or a patcher without what a pack's own class does.
+    """
+    cls = type(patcher)
     if patcher.cached_patcher_init is None:
-        raise HostError(
-            f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be "
-            "placed while DynamicVRAM is on; load it with one of ComfyUI's own loaders, or start ComfyUI with "
-            "--disable-dynamic-vram"
-        )
+        raise _no_static(patcher, "was loaded in a way that ComfyUI cannot repeat")
+    if cls.__module__ != ModelPatcher.__module__:
+        raise _no_static(patcher, f"has a patcher of its pack's own class {cls.__name__} ({cls.__module__})")
     with reading(files_of(patcher)):
         with static_patchers():
             clone = patcher.clone(disable_dynamic=True)
         honour_dtypes(clone.model)
         take_over(clone)
+    if not alike(clone.model, patcher):
+        raise _no_static(patcher, "was changed by a pack after it was loaded")
     return clone
+
+
+def _no_static(patcher: ModelPatcher, why: str) -> HostError:
+    return HostError(
+        f"this {type(patcher.model).__name__} {why}, so it cannot be placed while DynamicVRAM is on; load it with one "
+        "of ComfyUI's own loaders, or start ComfyUI with --disable-dynamic-vram"
+    )
+
+
+def alike(model: torch.nn.Module, patcher: ModelPatcher) -> bool:
+    """Whether a model that was read again is the patcher's: the same classes of modules, classes and shapes of tensors.
+
+    Packs replace modules or tensors of a model that the host has loaded. What object patches have replaced is left out.
+    """
+    patched = [f"{name}." for name in patcher.object_patches_backup]
+    return _anatomy(model, patched) == _anatomy(patcher.model, patched)
+
+
+def _anatomy(model: torch.nn.Module, without: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Classes by name only: for another device the host may take another class of the same name, for its data type."""
+    modules = [(name, type(module).__module__, type(module).__name__) for name, module in model.named_modules()]
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    parts = [*modules, *((name, type(tensor.data), tensor.shape) for name, tensor in tensors)]
+    return [part for part in parts if not f"{part[0]}.".startswith(tuple(without))]
 
 
 def take_over(clone: ModelPatcher) -> None:

@@ -21,7 +21,7 @@ from ..components import Component, component_of, find_component
 from ..device_memory import budgets
 from ..engine.blocks import blocks_of
 from ..engine.model_states import ATTACHMENT, ModelStates
-from ..engine.placed_patcher import place
+from ..engine.placed_patcher import inherit, place
 from ..engine.static_clone import honour_dtypes, static_clone
 from ..loaded_models import entries, standing, unload_all_but
 from ..replacements import static_patchers
@@ -118,9 +118,10 @@ class Placer:
         if patcher is None:
             patcher = self._patcher(component, request, compute, fresh)
             self.states.note_placed(component.patcher, (request, compute), patcher)
+        rebuilt = component.rebuilt(patcher)  # or an error, before anything is said about the model
         self.lifecycle.placed(patcher)
         self.lifecycle.keep(patcher, target.standing)
-        return component.rebuilt(patcher)
+        return rebuilt
 
     def plan(self, request: Request, patcher: ModelPatcher, compute: DeviceId) -> Plan:
         """The plan, by measured speeds; nothing is measured if nothing is to leave the compute device."""
@@ -148,6 +149,7 @@ class Placer:
                 own = static_clone(patcher)
         else:
             own = retargeted(patcher, device, self.scope, fresh=fresh).clone()
+            inherit(own, patcher)
         if patcher.load_device != device:  # then its weights may have another data type now
             plan = self.plan(request, own, compute)
         log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
