@@ -179,9 +179,12 @@ class PlacedPatcher(Base):
         self._move_patched_objects(device_to or self.offload_device)
         super().unpatch_model(unpatch_weights=False)  # the model's own modules, whose names we know
         self.unpatch_hooks()
-        lost = placed.states.of(self).leave()
+        state = placed.states.of(self)
+        lost = state.leave()
         for key in lost:
             del self.backup[key]
+        if (device_to or self.offload_device).type == "cpu":
+            state.rest_in_pages(lost)
         result = super().unpatch_model(device_to, unpatch_weights)
         if lost:  # the next load must ask for exactly these patches; any other raises the error about the changed file
             self.backup.update(lost)
@@ -206,7 +209,8 @@ class PlacedPatcher(Base):
         """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
         plan = make_room(self.model, plan)
         if not self._is_ours(state) or state.residence.plan != plan:
-            state.residence.apply(plan, state.modules, progress)
+            with state.moving():
+                state.residence.apply(plan, state.modules, progress, state.page)
             trim_heap()
             prove(self.model, plan)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
@@ -226,18 +230,22 @@ class PlacedPatcher(Base):
         state.residence.changing()
         for key in [*stale, *fresh]:
             original = self.backup.get(key)
-            if original is not None:
+            if original is not None and not (key in self.patches and isinstance(original, FileOriginal)):
                 state.restore(key)
             if key in self.patches:
                 patches = tuple(self.patches[key])
                 if not _returns_weights(type(self)) and (carried := self._carried(state, key, patches)) is not None:
                     self.backup[key] = carried
                     continue
+                if isinstance(original, FileOriginal):
+                    patched = self._patched_from(state, key, original)
+                else:
+                    patched = self._patched(state, key)
                 if isinstance(original, FileOriginal | KeptOriginal):
                     original = replace(original, patches=patches)
                 else:
-                    original = files.original(key, state.weight(key), patches)
-                state.rewrite(key, self._patched(state, key))
+                    original = state.in_file(key, patches) or files.original(key, state.weight(key), patches)
+                state.rewrite(key, patched)
                 self.backup[key] = original
         state.residence.changed()
 
@@ -247,6 +255,16 @@ class PlacedPatcher(Base):
             patched: torch.Tensor = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
             return patched
         return self._patched_in_place(state, key, self.load_device)
+
+    def _patched_from(self, state: ModelState, key: str, original: FileOriginal) -> torch.Tensor:
+        """`_patched`, of a weight that holds other patches: its original is taken from the file, and not restored."""
+        weight = state.weight(key)
+        with original.reading() as unpatched:
+            state.put(key, unpatched)
+            try:
+                return self._patched(state, key)
+            finally:
+                state.put(key, weight)
 
     def _patched_in_place(self, state: ModelState, key: str, device: torch.device) -> torch.Tensor:
         """What a pack's own `patch_weight_to_device` puts into the model. The model gets back the weight it had."""
@@ -339,6 +357,7 @@ def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatche
     """Make a static patcher that nobody else uses load its model by `plan`. Returns it."""
     patcher.load_device = torch_device(plan.compute)
     _adopt(patcher, Placed(plan, states))
+    states.of(patcher).note_pages(modules_of(patcher))
     return patcher
 
 

@@ -13,8 +13,11 @@ from ..replacements import static_patchers
 from .blocks import wanted_dtype
 
 
-def static_clone(patcher: ModelPatcher) -> ModelPatcher:
-    """A patcher with the same patches and a newly loaded static model. All other models stay dynamic."""
+def static_clone(patcher: ModelPatcher, *, in_pages: bool = False) -> ModelPatcher:
+    """A patcher with the same patches and a newly loaded static model. All other models stay dynamic.
+
+    With `in_pages` the weights of a diffusion model stay in the pages of their file; they must not be written then.
+    """
     if patcher.cached_patcher_init is None:
         raise HostError(
             f"this {type(patcher.model).__name__} was loaded in a way that ComfyUI cannot repeat, so it cannot be "
@@ -22,7 +25,7 @@ def static_clone(patcher: ModelPatcher) -> ModelPatcher:
             "--disable-dynamic-vram"
         )
     with reading(files_of(patcher)):
-        with static_patchers():
+        with static_patchers(in_pages=in_pages):
             clone = patcher.clone(disable_dynamic=True)
         honour_dtypes(clone.model)
         take_over(clone)
