@@ -53,7 +53,7 @@ def measure(tree: str, options: argparse.Namespace) -> dict[str, float]:
         return value
 
     patcher = host.load(path)
-    placed = host.place(patcher, f"cuda:0,{100 - options.streamed}%;cpu,*")
+    placed = seconds("place", lambda: host.place(patcher, f"cuda:0,{100 - options.streamed}%;cpu,*"))
     patched, changed = check_engine.lora(placed, 0.7), check_engine.lora(placed, 0.4)
     seconds("first load", lambda: host.load_on_device(placed))
     if not options.simulate:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import comfy.model_base
 import comfy.model_patcher
+import torch
 
 from ..errors import HostIncompatible
 
@@ -21,20 +23,41 @@ SWAP = threading.RLock()
 
 
 @contextmanager
-def static_patchers() -> Iterator[None]:
-    """Loaders called inside, in this thread, make static patchers, also those that offer no argument for it (VAE)."""
-    with SWAP:
+def static_patchers(*, in_pages: bool = False) -> Iterator[None]:
+    """Loaders called inside, in this thread, make static patchers, also those that offer no argument for it (VAE).
+
+    With `in_pages` the weights of diffusion models stay in the pages of their file, as those of dynamic patchers do.
+    """
+    with SWAP, ExitStack() as restored:
         before, thread = comfy.model_patcher.CoreModelPatcher, threading.get_ident()
 
         def chosen(*arguments: Any, **named: Any) -> Any:
             static = threading.get_ident() == thread
             return (comfy.model_patcher.ModelPatcher if static else before)(*arguments, **named)
 
-        comfy.model_patcher.CoreModelPatcher = chosen
-        try:
-            yield
-        finally:
-            comfy.model_patcher.CoreModelPatcher = before
+        def assigned(self: Any, sd: Any, unet_prefix: str = "", assign: bool = False) -> Any:
+            if threading.get_ident() != thread:
+                return load(self, sd, unet_prefix, assign)
+            types = [(module, name, weight.dtype) for module, name, weight in _weights(self)]
+            result = load(self, sd, unet_prefix, True)
+            for module, name, dtype in types:  # copying would have cast them
+                weight = module._parameters[name]
+                if weight is not None and type(weight) is torch.nn.Parameter and weight.dtype != dtype:
+                    module._parameters[name] = torch.nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+            return result
+
+        set_until_closed(restored, comfy.model_patcher, "CoreModelPatcher", chosen)
+        if in_pages:
+            load = comfy.model_base.BaseModel.load_model_weights
+            set_until_closed(restored, comfy.model_base.BaseModel, "load_model_weights", assigned)
+        yield
+
+
+def _weights(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                yield module, name, weight
 
 
 def set_until_closed(restored: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -151,6 +151,8 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_MEMORY, "LoadedModel", _P, "an entry of that list", ("model",)),
     *_members(_MEMORY, "LoadedModel", _P, "an attribute of every entry",
               "model", "device", "currently_used", "real_model", "model_finalizer"),
+    Symbol("comfy.model_base", "BaseModel.load_model_weights", _P, "replaced while a placed model is read",
+           ("sd", "unet_prefix", "assign")),
     # Components: what marks them, where each keeps its patcher, and what else has to change with it.
     *_members("comfy.sd", "CLIP", _P, "a text encoder around another patcher", "patcher", "cond_stage_model"),
     *_members("comfy.sd", "VAE", _P, "a VAE around another patcher",

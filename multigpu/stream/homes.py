@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,12 +147,19 @@ def lay_out_block(module: torch.nn.Module, changed: Mapping[str, torch.Tensor] |
     return laid, end
 
 
-def settle_in(room: Room, laid: Laid) -> list[HomedTensor]:
-    """Copy tensors into `room`; when all are copied, put the new ones into the module."""
+Read = Callable[[str, torch.Tensor], bool]
+"""May fill memory with the bytes of a tensor, given by name, in another way than by copying; returns whether it did."""
+
+
+def settle_in(room: Room, laid: Laid, read: Read = lambda name, memory: False) -> list[HomedTensor]:
+    """Copy tensors into `room`, or have them read; when all are there, put the new ones into the module."""
     for tensor, homed in laid:
         with torch.inference_mode(False), torch.no_grad():
             for view, source in zip(homed.views(room), leaves_of(tensor)[0], strict=True):
-                view.zero_() if source.is_meta else view.copy_(source)
+                if source.is_meta:
+                    view.zero_()
+                elif not read(homed.name, room.flat[homed.leaves[0].offset :][: view.nbytes]):
+                    view.copy_(source)
     for tensor, homed in laid:
         homed.settle(room, tensor if homed.slots[homed.name] is tensor else None)
     return [homed for _, homed in laid]

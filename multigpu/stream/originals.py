@@ -24,6 +24,7 @@ import torch
 
 from ..errors import HostError
 from .layout import copy_to, is_plain, of_class
+from .pages import Page
 
 _CHECKPOINT_PARTS = ("model.diffusion_model.", "model.", "cond_stage_model.", "first_stage_model.")
 _PREFIXES = ("", *_CHECKPOINT_PARTS, "conditioner.embedders.")
@@ -93,7 +94,7 @@ class TensorFile:
 class FileOriginal:
     """A weight that can be read from its file at any time. `patches` are those that the model's weight holds."""
 
-    file: TensorFile
+    file: TensorFile | Page
     name: str
     dtype: torch.dtype
     patches: Patches

@@ -19,13 +19,18 @@ import torch
 from ..devices.torch_devices import device_of, torch_device
 from ..plan import Plan
 from .arena import Arena, Segment
-from .homes import HomedBlock, as_parameter, lay_out_block, moved, own_tensors, settle_in
+from .file_reader import FileReader
+from .homes import HomedBlock, Read, as_parameter, lay_out_block, moved, own_tensors, settle_in
 from .lanes import device_module
 from .layout import copy_to, is_plain, leaves_of
+from .pages import Page
 from .streamer import Streamer
 
 Progress = Callable[[int], None]
 """Called with the bytes of each block that has been moved."""
+
+Pages = Callable[[str, str], Page | None]
+"""The page that a tensor, given by block and name, is in; None for one that is elsewhere."""
 
 RAM = torch.device("cpu")
 
@@ -44,8 +49,17 @@ class Residence:
         self._homed: dict[str, HomedBlock] = {}
         self._arenas: list[Arena] = []
 
-    def apply(self, plan: Plan, modules: Modules, progress: Progress = lambda count: None) -> None:
-        """Bring every block to its home and start to stream those that rest away from the compute device."""
+    def apply(
+        self,
+        plan: Plan,
+        modules: Modules,
+        progress: Progress = lambda count: None,
+        page: Pages = lambda block, name: None,
+    ) -> None:
+        """Bring every block to its home and start to stream those that rest away from the compute device.
+
+        Weights that `page` knows are read from their file.
+        """
         self._stop_streaming()
         self.plan, self.compute = None, torch_device(plan.compute)
         away = {p.block: torch_device(p.home) for p in plan.placements if p.home != plan.compute}
@@ -56,14 +70,15 @@ class Residence:
         for block in self._homed:
             del left[block]
         moving = {block: modules[block] for block in away if block not in self._homed}
-        for block, size in self._fill(moving, away):
-            _vacate(left, block)
-            progress(size)
-        for placement in plan.placements:
-            if placement.block not in away:
-                move(modules[placement.block], self.compute)
-                _vacate(left, placement.block)
-                progress(placement.bytes)
+        with FileReader(self.compute) as reader:
+            for block, size in self._fill(moving, away, reader, page):
+                _vacate(left, block)
+                progress(size)
+            for placement in plan.placements:
+                if placement.block not in away:
+                    _bring(placement.block, modules[placement.block], self.compute, reader, page)
+                    _vacate(left, placement.block)
+                    progress(placement.bytes)
         self._settle()
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
         if blocks:
@@ -114,21 +129,26 @@ class Residence:
         if self.streamer is not None:
             self._pin()
 
-    def leave(self) -> None:
+    def leave(self, elsewhere: Callable[[str, str], bool] = lambda block, name: False) -> None:
         """Stop streaming and unpin. Bytes on donors go to RAM; those in RAM and on the compute device stay there.
 
-        Blocks that rest in RAM are remembered: a later `apply` finds them at home.
+        Blocks that rest in RAM are remembered: a later `apply` finds them at home. `elsewhere` may put a tensor of a
+        block, given by name, into other memory with the same contents, and return True: then it is not copied.
         """
         self._stop_streaming()
         self.plan = None
         for block, homed in [*self._homed.items()]:
             if homed.device != RAM:
                 for tensor in homed.tensors:
-                    if tensor.is_home():
+                    if tensor.is_home() and not elsewhere(block, tensor.name):
                         _move(tensor.slots, tensor.name, RAM)
                 homed.vacate()
             if homed.device != RAM or not homed.is_home():
                 del self._homed[block]
+
+    def is_homed(self, block: str) -> bool:
+        """Whether a block rests at the home that we gave it, away from the compute device."""
+        return block in self._homed
 
     def forget(self) -> None:
         """`leave`, and drop all arenas: only the memory that the model's tensors still use stays allocated."""
@@ -149,7 +169,9 @@ class Residence:
 
     # -- moving -------------------------------------------------------------------------------------------------
 
-    def _fill(self, blocks: Modules, away: Mapping[str, torch.device]) -> Iterator[tuple[str, int]]:
+    def _fill(
+        self, blocks: Modules, away: Mapping[str, torch.device], reader: FileReader, page: Pages
+    ) -> Iterator[tuple[str, int]]:
         """Copy blocks into new arenas, one at a time, and yield each one's name and size when it is there.
 
         The source of each is free before the next is copied.
@@ -160,8 +182,8 @@ class Residence:
             arena = self._arena(device, [layouts[block][1] for block in here])
             for block in here:
                 laid, size = layouts.pop(block)
-                room = arena.room(size)
-                self._homed[block] = HomedBlock(block, blocks[block], room, settle_in(room, laid))
+                room, read = arena.room(size), _read_by(reader, page, block, device)
+                self._homed[block] = HomedBlock(block, blocks[block], room, settle_in(room, laid, read))
                 del laid
                 yield block, size
 
@@ -196,6 +218,27 @@ class Residence:
 
 def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
     return all(device_of(leaf) == device for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0])
+
+
+def _read_by(reader: FileReader, page: Pages, block: str, device: torch.device) -> Read:
+    def read(name: str, memory: torch.Tensor) -> bool:
+        its = page(block, name)
+        if device != RAM or its is None or not reader.reads(its):
+            return False
+        reader.fill(memory, its)
+        return True
+
+    return read
+
+
+def _bring(block: str, module: torch.nn.Module, device: torch.device, reader: FileReader, page: Pages) -> None:
+    """`move`, with what is in a file read from there."""
+    for slots, name, tensor in [*own_tensors(module)]:
+        its = page(block, name)
+        if its is not None and reader.reads(its):
+            slots[name] = moved(tensor, reader.on_device(its))
+        else:
+            _move(slots, name, device)
 
 
 def _vacate(left: dict[str, HomedBlock], name: str) -> None:

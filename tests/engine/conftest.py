@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from devtools import models
 from devtools.hosts import NEWEST, find
 from devtools.places import Places
 from tests.engine.pack import Pack
+from tests.engine.pages import weights_in_pages
 from tests.engine.studio import Studio
 from tests.sim import simdev
 
@@ -26,7 +28,10 @@ HOST_TABLES = 4096
 
 KIND = os.environ.get("SIMDEV") or "cpu"
 FOREMOST = KIND == "cuda" and os.environ.get("MULTIGPU_HOST", NEWEST.version) == NEWEST.version
-"""Whether this is the combination that is tested most: state machines run longer in it."""
+"""Whether this is the combination that is tested most: state machines run longer in it.
+
+In it, weights are pages of the model file, as in a ComfyUI with DynamicVRAM; elsewhere they are copies in RAM.
+"""
 
 DEVICE_PLUG_IN = (
     "test_loading",
@@ -44,6 +49,7 @@ DEVICE_PLUG_IN = (
 MARKS = {
     "accelerator": "needs devices beside the CPU: runs on simulated ones",
     "cuda": "needs the streams and peers of CUDA: runs on simulated ones",
+    "pages": "needs weights that are pages of their file: runs where they are",
 }
 
 
@@ -54,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another process of the same suite runs."""
-    out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda"}
+    out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda", "pages": not FOREMOST}
     deselected = [
         item
         for item in items
@@ -76,8 +82,8 @@ def world() -> simdev.World | None:
 
 
 @pytest.fixture(scope="session")
-def loaded_host(world: simdev.World | None) -> str:
-    """Import ComfyUI as its main.py does. Returns the folder of tiny models."""
+def loaded_host(world: simdev.World | None) -> Iterator[str]:
+    """Import ComfyUI as its main.py does. Gives the folder of tiny models."""
     import multigpu.plan  # noqa: F401  before the host puts its own multigpu.py on the path
 
     places = Places.here()
@@ -98,7 +104,8 @@ def loaded_host(world: simdev.World | None) -> str:
     import comfy.sd
 
     gc.freeze()  # the host's modules stay: looking through them in every round of the collector takes long
-    return str(folder)
+    with weights_in_pages() if FOREMOST else nullcontext():
+        yield str(folder)
 
 
 @pytest.fixture

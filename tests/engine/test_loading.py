@@ -304,7 +304,7 @@ def test_a_placement_that_was_not_applied_is_an_error(studio: Studio, monkeypatc
     from multigpu.errors import PlacementNotApplied
     from multigpu.stream import residence
 
-    monkeypatch.setattr(residence, "move", lambda module, device: None)
+    monkeypatch.setattr(residence, "_bring", lambda *_: None)
     placed = studio.place(studio.flux())
     with pytest.raises(PlacementNotApplied, match="were counted"):
         studio.latent(placed)

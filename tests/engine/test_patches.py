@@ -54,7 +54,7 @@ def test_originals_that_no_file_holds_are_kept_in_memory(studio: Studio) -> None
     model = studio.flux()
     with torch.no_grad():
         for parameter in model.model.parameters():
-            parameter.mul_(1.5)
+            parameter.data = parameter * 1.5
     stock, patched = studio.latent(model), studio.latent(studio.lora(model, 0.8))
     studio.unload()
     placed = studio.place(model)

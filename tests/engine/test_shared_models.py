@@ -108,7 +108,7 @@ def test_a_merge_does_not_see_later_loras(studio: Studio) -> None:
     model, other = studio.flux(), studio.flux()
     with torch.no_grad():
         for parameter in other.model.parameters():
-            parameter.mul_(0.9)
+            parameter.data = parameter * 0.9
 
     def merged(source: Any) -> Any:
         return ModelMergeSimple().merge(other, source, 0.5)[0]

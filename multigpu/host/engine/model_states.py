@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +13,14 @@ import torch
 
 from ...errors import HostError
 from ...plan import Plan
+from ...stream.file_reader import FileReader
+from ...stream.homes import moved
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
+from ...stream.pages import Page
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
 from .blocks import ROOT
+from .file_pages import page_of
 
 ATTACHMENT = "multigpu.placement"
 """The key under which a patcher's `attachments` hold its `Placed`."""
@@ -44,6 +50,10 @@ class ModelState:
     modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
     """The model's own modules by block, without what object patches may have put in their place."""
     loaded: Loaded | None = None
+    pages: dict[str, Page] = field(default_factory=dict)
+    """The weights that were in the pages of the model file when the model was read, by host key."""
+    _copied: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of these, the copies with the same bytes that are in the model, as `_mark` describes them."""
     successor_is_placed: bool = False
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
 
@@ -82,7 +92,7 @@ class ModelState:
 
         Returns the originals that cannot be read because their file has changed: those weights stay patched.
         """
-        self.residence.leave()
+        self.residence.leave(lambda block, name: self._rest(_join(block, name)))
         self.loaded = None
         lost: dict[str, Original] = {}
         for key, original in [*self.backup.items()]:
@@ -100,6 +110,66 @@ class ModelState:
         for module in self.modules.values():
             move(module, RAM)
         model.device, model.model_loaded_weight_memory = RAM, 0
+
+    def note_pages(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        """Remember which weights are in the pages of their file now, just after the model was read."""
+        self.modules.update(modules)
+        for block, module in modules.items():
+            for name, weight in module._parameters.items():
+                page = None if weight is None else page_of(weight)
+                if page is not None:
+                    self.pages[_join(block, name)] = page
+
+    def in_file(self, key: str, patches: Any) -> FileOriginal | None:
+        """The original of an unpatched weight that came from the pages of its file; None for others."""
+        page = self.pages.get(key)
+        return FileOriginal(page, key, page.tensor.dtype, patches) if page and self.is_as_in_file(key) else None
+
+    def rest_in_pages(self, patched: Container[str]) -> None:
+        """Let the weights that are on the compute device rest in their file again, except those that are patched.
+
+        So nothing is copied to RAM. A weight whose memory other code has replaced or changed is not touched.
+        """
+        for key in [key for key in self.pages if key not in patched]:
+            if self.weight(key).device != RAM:
+                self._rest(key)
+
+    def _rest(self, key: str) -> bool:
+        """Let one weight rest in its file again. False if that is not possible: it has none, or not these bytes."""
+        if not self.is_as_in_file(key):
+            return False
+        self.put(key, moved(self.weight(key), self.pages[key].tensor))
+        return True
+
+    def is_as_in_file(self, key: str) -> bool:
+        """Whether a weight has the bytes of its page: it is there, or was copied from there and is unchanged since."""
+        page = self.pages.get(key)
+        if page is None or page.changed:
+            return False
+        weight = self.weight(key)
+        return weight.data_ptr() == page.tensor.data_ptr() or self._copied.get(key) == _mark(weight)
+
+    def page(self, block: str, name: str) -> Page | None:
+        """The page that a weight is in now; None for one that is elsewhere."""
+        page = self.pages.get(_join(block, name))
+        here = page is not None and self.weight(_join(block, name)).data_ptr() == page.tensor.data_ptr()
+        return page if here else None
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While weights are moved: those that were as in the file are so afterwards.
+
+        Raises HostError, before anything is moved, if a weight is in a file that has changed since it was loaded, and
+        afterwards if one of the files has changed meanwhile.
+        """
+        known = [key for key in self.pages if self.is_as_in_file(key)]
+        in_pages = [key for key, page in self.pages.items() if self.weight(key).data_ptr() == page.tensor.data_ptr()]
+        for key in in_pages:
+            self.pages[key].check(key)
+        yield
+        for key in in_pages:
+            self.pages[key].check(key)
+        self._copied.update((key, _mark(self.weight(key))) for key in known)
 
     def weight(self, key: str) -> torch.Tensor:
         """The present weight behind a host key."""
@@ -121,13 +191,26 @@ class ModelState:
 
     def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
         block, name = _split(key)
+        self._copied.pop(key, None)
         self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
 
-    def restore(self, key: str) -> None:
-        """Take all patches out of a weight. Raises HostError if its original is out of reach."""
+    def restore(self, key: str, reader: FileReader | None = None) -> None:
+        """Take all patches out of a weight. Raises HostError if its original is out of reach.
+
+        With a reader, a weight that is in its file is read by way of the compute device, which is the fastest.
+        """
         original = self.backup[key]
         if isinstance(original, CarriedOriginal):
             original.restore()
+        elif isinstance(original, FileOriginal) and original.file is self.pages.get(key):
+            with original.reading() as weight:
+                if self.residence.plan is None and not self.residence.is_homed(_split(key)[0]):
+                    self.put(key, moved(self.weight(key), weight))
+                else:
+                    page = self.pages[key]
+                    read = None if reader is None or not reader.reads(page) else reader.on_device(page)
+                    self.rewrite(key, weight if read is None else read, ours=read is not None)
+                    self._copied[key] = _mark(self.weight(key))
         elif isinstance(original, FileOriginal):
             with original.reading() as weight:
                 self.rewrite(key, weight, ours=False)
@@ -204,6 +287,16 @@ class Placed:
     def __deepcopy__(self, memo: dict[int, Any]) -> Placed:
         """A deep copy of a patcher has the same plan, and a model with a state of its own."""
         return self
+
+
+def _mark(weight: torch.Tensor) -> tuple[int, int]:
+    """What changes when a weight's memory is replaced or written."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _join(block: str, name: str) -> str:
+    """The host key of a tensor in a block."""
+    return name if block == ROOT else f"{block}.{name}"
 
 
 def _split(key: str) -> tuple[str, str]:

@@ -23,8 +23,10 @@ from ...devices.torch_devices import torch_device
 from ...plan import Plan, explain
 from ...plan.spill import spilled
 from ...stream.census import prove
+from ...stream.file_reader import FileReader
 from ...stream.layout import is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
+from ...stream.pages import Page
 from ...stream.residence import move
 from ..model_files import files_of
 from ..progress import LoadingBar
@@ -131,7 +133,8 @@ class PlacedLoading(ModelPatcher):
         """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
         plan = make_room(self.model, plan)
         if not self._is_ours(state) or state.residence.plan != plan:
-            state.residence.apply(plan, state.modules, progress)
+            with state.moving():
+                state.residence.apply(plan, state.modules, progress, state.page)
             trim_heap()
             prove(self.model, plan)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
@@ -149,22 +152,34 @@ class PlacedLoading(ModelPatcher):
             return
         files = ModelFiles(files_of(self))
         state.residence.changing()
-        for key in [*stale, *fresh]:
-            original = self.backup.get(key)
-            if original is not None:
-                state.restore(key)
-            if key in self.patches:
-                patches = tuple(self.patches[key])
-                if not _returns_weights(type(self)) and (carried := self._carried(state, key, patches)) is not None:
-                    self.backup[key] = carried
-                    continue
-                if isinstance(original, FileOriginal | KeptOriginal):
-                    original = replace(original, patches=patches)
+        with FileReader(self.load_device) as reader:
+            for key in [*stale, *fresh]:
+                if key in self.patches:
+                    self._bake_one(state, key, files, reader)
                 else:
-                    original = files.original(key, state.weight(key), patches)
-                state.rewrite(key, self._patched(state, key))
-                self.backup[key] = original
+                    state.restore(key, reader)
         state.residence.changed()
+
+    def _bake_one(self, state: ModelState, key: str, files: ModelFiles, reader: FileReader) -> None:
+        original, patches = self.backup.get(key), tuple(self.patches[key])
+        if isinstance(original, FileOriginal):  # patched anew from the file: nothing is restored first
+            with original.reading() as stored:
+                unpatched = reader.on_device(original.file) if isinstance(original.file, Page) else stored
+                patched = self._patched_from(state, key, unpatched)
+            state.rewrite(key, patched)
+            self.backup[key] = replace(original, patches=patches)
+            return
+        if original is not None:
+            state.restore(key, reader)
+        if not _returns_weights(type(self)) and (carried := self._carried(state, key, patches)) is not None:
+            self.backup[key] = carried
+            return
+        if isinstance(original, KeptOriginal):
+            original = replace(original, patches=patches)
+        else:
+            original = state.in_file(key, patches) or files.original(key, state.weight(key), patches)
+        state.rewrite(key, self._patched(state, key))
+        self.backup[key] = original
 
     def _patched(self, state: ModelState, key: str) -> torch.Tensor:
         """A weight with this patcher's patches, on the compute device. The model keeps the one it has."""
@@ -172,6 +187,15 @@ class PlacedLoading(ModelPatcher):
             patched: torch.Tensor = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
             return patched
         return self._patched_in_place(state, key, self.load_device)
+
+    def _patched_from(self, state: ModelState, key: str, unpatched: torch.Tensor) -> torch.Tensor:
+        """`_patched`, of another tensor than the one that the model has."""
+        weight = state.weight(key)
+        state.put(key, unpatched)
+        try:
+            return self._patched(state, key)
+        finally:
+            state.put(key, weight)
 
     def _patched_in_place(self, state: ModelState, key: str, device: torch.device) -> torch.Tensor:
         """What a pack's own `patch_weight_to_device` puts into the model. The model gets back the weight it had."""

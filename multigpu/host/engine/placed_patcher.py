@@ -19,6 +19,7 @@ from ...devices.torch_devices import torch_device
 from ...errors import InputError, PlacementNotApplied
 from ...plan import CPU, Plan
 from ..loaded_models import entries
+from .blocks import modules_of
 from .model_states import ATTACHMENT, Loaded, ModelStates, Placed
 from .placed_loading import PlacedLoading
 
@@ -134,9 +135,12 @@ class PlacedPatcher(Base):
         self._move_patched_objects(device_to or self.offload_device)
         super().unpatch_model(None, unpatch_weights=False)  # the model's own modules, whose names we know
         self.unpatch_hooks()
-        lost = placed.states.of(self).leave()
+        state = placed.states.of(self)
+        lost = state.leave()
         for key in lost:
             del self.backup[key]
+        if (device_to or self.offload_device).type == "cpu":
+            state.rest_in_pages(lost)
         result = super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
         if lost:  # the next load must ask for exactly these patches; any other raises the error about the changed file
             self.backup.update(lost)
@@ -205,6 +209,7 @@ def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatche
     placed_class(type(patcher), states)
     patcher.load_device = torch_device(plan.compute)
     _adopt(patcher, Placed(plan, states))
+    states.of(patcher).note_pages(modules_of(patcher))
     return patcher
 
 

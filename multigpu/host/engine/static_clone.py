@@ -16,10 +16,11 @@ from ..replacements import static_patchers
 from .blocks import wanted_dtype
 
 
-def static_clone(patcher: ModelPatcher) -> ModelPatcher:
+def static_clone(patcher: ModelPatcher, *, in_pages: bool = False) -> ModelPatcher:
     """A patcher with the same patches and a newly loaded static model. All other models stay dynamic.
 
-    Raises HostError if that would be another model, or a patcher without what a pack's own class does.
+    With `in_pages` the weights of a diffusion model stay in the pages of their file; they must not be written then.
+    Raises HostError if it would be another model, or a patcher without what a pack's own class does.
     """
     cls = type(patcher)
     if patcher.cached_patcher_init is None:
@@ -27,7 +28,7 @@ def static_clone(patcher: ModelPatcher) -> ModelPatcher:
     if cls.__module__ != ModelPatcher.__module__:
         raise _no_static(patcher, f"has a patcher of its pack's own class {cls.__name__} ({cls.__module__})")
     with reading(files_of(patcher)):
-        with static_patchers():
+        with static_patchers(in_pages=in_pages):
             clone = patcher.clone(disable_dynamic=True)
         honour_dtypes(clone.model)
         take_over(clone)

@@ -97,10 +97,10 @@ class Placer:
 
     def _load(self, loader: LoaderCall, device: DeviceId | None, *, static: bool) -> tuple[Any, ...]:
         if device is None:
-            return _static(loader, None) if static else loader.run(None)
+            return self._static(loader, None) if static else loader.run(None)
         where = torch_device(device)
         with self.scope.on(where):
-            components = _static(loader, where) if static else loader.run(where)
+            components = self._static(loader, where) if static else loader.run(where)
         return tuple(self._moved(component, where) for component in components)
 
     def _moved(self, component: Any, device: torch.device) -> Any:
@@ -146,7 +146,7 @@ class Placer:
             return own
         if patcher.is_dynamic():
             with self.scope.on(device):  # so that the static copy that a plan needs is read for this device
-                own = static_clone(patcher)
+                own = static_clone(patcher, in_pages=True)
         else:
             own = retargeted(patcher, device, self.scope, fresh=fresh).clone()
             inherit(own, patcher)
@@ -155,12 +155,11 @@ class Placer:
         log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
         return place(own, plan, self.states)
 
-
-def _static(loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
-    """What the loader loads, without DynamicVRAM."""
-    with static_patchers():
-        components = loader.run(device)
-    for found in map(find_component, components):
-        if found is not None:
-            honour_dtypes(found.patcher.model)
-    return components
+    def _static(self, loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
+        """What the loader loads, without DynamicVRAM."""
+        with static_patchers(in_pages=self.capabilities.dynamic_vram):
+            components = loader.run(device)
+        for found in map(find_component, components):
+            if found is not None:
+                honour_dtypes(found.patcher.model)
+        return components
