@@ -15,4 +15,4 @@ from tests.machines import explore
 @pytest.mark.timeout(0)
 def test_any_order(studio: Studio, tmp_path: Path) -> None:
     workshop = Workshop(studio, tmp_path)
-    explore(lambda: EngineMachine(workshop), few=30 if FOREMOST else 10, steps=15)
+    explore(lambda: EngineMachine(workshop), few=20 if FOREMOST else 10, steps=15)

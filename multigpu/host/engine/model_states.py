@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
@@ -15,15 +16,19 @@ from ...errors import HostError
 from ...plan import Plan
 from ...stream.file_reader import FileReader
 from ...stream.homes import moved
+from ...stream.layout import is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
-from ...stream.pages import Page
+from ...stream.pages import Page, file_stamp
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
 from .blocks import ROOT
-from .file_pages import page_of
 
 ATTACHMENT = "multigpu.placement"
 """The key under which a patcher's `attachments` hold its `Placed`."""
+
+
+FILE_SLICE = "_comfy_tensor_file_slice"
+"""An attribute of the storage of a mapped weight: the open file, a lock, where its bytes begin, how many they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +121,7 @@ class ModelState:
         self.modules.update(modules)
         for block, module in modules.items():
             for name, weight in module._parameters.items():
-                page = None if weight is None else page_of(weight)
+                page = None if weight is None else _page_of(weight)
                 if page is not None:
                     self.pages[_join(block, name)] = page
 
@@ -287,6 +292,17 @@ class Placed:
     def __deepcopy__(self, memo: dict[int, Any]) -> Placed:
         """A deep copy of a patcher has the same plan, and a model with a state of its own."""
         return self
+
+
+def _page_of(weight: torch.Tensor) -> Page | None:
+    """The page of a weight that is in its file, which the host's DynamicVRAM loader has mapped; None for all others."""
+    if not is_plain(weight) or weight.is_meta or not weight.is_contiguous() or not hasattr(os, "preadv"):
+        return None
+    found: Any = getattr(weight.untyped_storage(), FILE_SLICE, None)
+    if found is None or found.size != weight.nbytes or not isinstance(found.file_ref, int):
+        return None
+    stamp = file_stamp(found.file_ref)
+    return None if stamp is None else Page(weight.detach(), found.file_ref, found.offset, stamp)
 
 
 def _mark(weight: torch.Tensor) -> tuple[int, int]:
