@@ -45,7 +45,7 @@ def pack_nodes(runtime: Runtime) -> list[type[Any]]:
             else:
                 changed.setdefault(row.pack, []).append(problem)
     for pack, problems in changed.items():
-        message = "[MultiGPU] %s has changed: %s; there are no MultiGPU nodes for it here, use a place node after it"
+        message = "[MultiGPU] %s has changed: %s; there are no MultiGPU nodes for this, use the pack's own"
         log.warning(message, pack, "; ".join(problems))
     return made
 
@@ -54,6 +54,7 @@ def _scoped(row: table.PackNode, runtime: Runtime) -> list[type[Any]]:
     """The pack's node, run on a chosen device."""
 
     def load(values: dict[str, Any]) -> tuple[Any, ...]:
+        values.setdefault(row.device, None)  # a socket without a link
         ours, own = split(values, *filter(None, (row.device, row.offload)))
         device = _named(runtime, ours[row.device])
         choice = own_choice(row.target, row.replaces, torch_device(device) if device else None)

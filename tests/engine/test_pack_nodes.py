@@ -156,6 +156,8 @@ def test_a_node_that_asks_each_time_and_its_own_choice_of_a_device(studio: Studi
     assert encoder["load_device"] == "offload_device" and str(encoder["weight"].device) == "cpu"
     (text,) = run("WanVideoTextEncode", positive_prompt="cat", t5=encoder, load_device=handed_on)
     assert text["device"] == "cpu" and str(text["embeds"].device) == "cpu"
+    (text,) = run("WanVideoTextEncode", positive_prompt="cat", t5=encoder)
+    assert text["device"] == "gpu" and str(text["embeds"].device) == studio.accelerators[0]
 
 
 @pytest.mark.accelerator

@@ -91,3 +91,14 @@ def _why_immovable(module: torch.nn.Module, listed: bool, holders: Counter[int])
     if any(leaf.nbytes and holders[leaf.data_ptr()] > 1 for leaf in _leaves(module)):
         return Reason.TIED
     return None
+
+
+def join(block: str, name: str) -> str:
+    """The host key of a tensor in a block."""
+    return name if block == ROOT else f"{block}.{name}"
+
+
+def split(key: str) -> tuple[str, str]:
+    """A host key as (block, tensor name)."""
+    block, _, name = key.rpartition(".")
+    return block or ROOT, name

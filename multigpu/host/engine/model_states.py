@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,19 +13,14 @@ from ...errors import HostError
 from ...plan import Plan
 from ...stream.file_reader import FileReader
 from ...stream.homes import moved
-from ...stream.layout import is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
-from ...stream.pages import Page, file_stamp
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
-from .blocks import ROOT
+from .blocks import split
+from .file_pages import FilePages
 
 ATTACHMENT = "multigpu.placement"
 """The key under which a patcher's `attachments` hold its `Placed`."""
-
-
-FILE_SLICE = "_comfy_tensor_file_slice"
-"""An attribute of the storage of a mapped weight: the open file, a lock, where its bytes begin, how many they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,12 +47,12 @@ class ModelState:
     modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
     """The model's own modules by block, without what object patches may have put in their place."""
     loaded: Loaded | None = None
-    pages: dict[str, Page] = field(default_factory=dict)
-    """The weights that were in the pages of the model file when the model was read, by host key."""
-    _copied: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of these, the copies with the same bytes that are in the model, as `_mark` describes them."""
     successor_is_placed: bool = False
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
+    pages: FilePages = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pages = FilePages(self.modules)
 
     def adopt(self, patcher: Any) -> None:
         """Count a patcher among those of the model. Tables that a pack gave it are replaced by the model's."""
@@ -97,7 +89,7 @@ class ModelState:
 
         Returns the originals that cannot be read because their file has changed: those weights stay patched.
         """
-        self.residence.leave(lambda block, name: self._rest(_join(block, name)))
+        self.residence.leave(self.pages.rest)
         self.loaded = None
         lost: dict[str, Original] = {}
         for key, original in [*self.backup.items()]:
@@ -116,87 +108,27 @@ class ModelState:
             move(module, RAM)
         model.device, model.model_loaded_weight_memory = RAM, 0
 
-    def note_pages(self, modules: Mapping[str, torch.nn.Module]) -> None:
-        """Remember which weights are in the pages of their file now, just after the model was read."""
-        self.modules.update(modules)
-        for block, module in modules.items():
-            for name, weight in module._parameters.items():
-                page = None if weight is None else _page_of(weight)
-                if page is not None:
-                    self.pages[_join(block, name)] = page
-
-    def in_file(self, key: str, patches: Any) -> FileOriginal | None:
-        """The original of an unpatched weight that came from the pages of its file; None for others."""
-        page = self.pages.get(key)
-        return FileOriginal(page, key, page.tensor.dtype, patches) if page and self.is_as_in_file(key) else None
-
-    def rest_in_pages(self, patched: Container[str]) -> None:
-        """Let the weights that are on the compute device rest in their file again, except those that are patched.
-
-        So nothing is copied to RAM. A weight whose memory other code has replaced or changed is not touched.
-        """
-        for key in [key for key in self.pages if key not in patched]:
-            if self.weight(key).device != RAM:
-                self._rest(key)
-
-    def _rest(self, key: str) -> bool:
-        """Let one weight rest in its file again. False if that is not possible: it has none, or not these bytes."""
-        if not self.is_as_in_file(key):
-            return False
-        self.put(key, moved(self.weight(key), self.pages[key].tensor))
-        return True
-
-    def is_as_in_file(self, key: str) -> bool:
-        """Whether a weight has the bytes of its page: it is there, or was copied from there and is unchanged since."""
-        page = self.pages.get(key)
-        if page is None or page.changed:
-            return False
-        weight = self.weight(key)
-        return weight.data_ptr() == page.tensor.data_ptr() or self._copied.get(key) == _mark(weight)
-
-    def page(self, block: str, name: str) -> Page | None:
-        """The page that a weight is in now; None for one that is elsewhere."""
-        page = self.pages.get(_join(block, name))
-        here = page is not None and self.weight(_join(block, name)).data_ptr() == page.tensor.data_ptr()
-        return page if here else None
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        """While weights are moved: those that were as in the file are so afterwards.
-
-        Raises HostError, before anything is moved, if a weight is in a file that has changed since it was loaded, and
-        afterwards if one of the files has changed meanwhile.
-        """
-        known = [key for key in self.pages if self.is_as_in_file(key)]
-        in_pages = [key for key, page in self.pages.items() if self.weight(key).data_ptr() == page.tensor.data_ptr()]
-        for key in in_pages:
-            self.pages[key].check(key)
-        yield
-        for key in in_pages:
-            self.pages[key].check(key)
-        self._copied.update((key, _mark(self.weight(key))) for key in known)
-
     def weight(self, key: str) -> torch.Tensor:
         """The present weight behind a host key."""
-        block, name = _split(key)
+        block, name = split(key)
         weight: torch.Tensor = getattr(self.modules[block], name)
         return weight
 
     def put(self, key: str, weight: torch.Tensor) -> None:
         """Put a weight into the model as it is, on the device that it is on."""
-        block, name = _split(key)
+        block, name = split(key)
         module = self.modules[block]
         slots: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
         slots[name] = weight
 
     def carried(self, key: str, attributes: dict[str, Any], patches: Any) -> CarriedOriginal:
         """The entry of a weight that carries its patches, and had these attributes without them."""
-        block, name = _split(key)
+        block, name = split(key)
         return CarriedOriginal(weakref.ref(self.modules[block]), name, attributes, patches)
 
     def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
-        block, name = _split(key)
-        self._copied.pop(key, None)
+        block, name = split(key)
+        self.pages.written(key)
         self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
 
     def restore(self, key: str, reader: FileReader | None = None) -> None:
@@ -207,18 +139,17 @@ class ModelState:
         original = self.backup[key]
         if isinstance(original, CarriedOriginal):
             original.restore()
-        elif isinstance(original, FileOriginal) and original.file is self.pages.get(key):
+        elif isinstance(original, FileOriginal):
+            page = self.pages.of(key, original)
             with original.reading() as weight:
-                if self.residence.plan is None and not self.residence.is_homed(_split(key)[0]):
+                if page is None:
+                    self.rewrite(key, weight, ours=False)
+                elif self.residence.plan is None and not self.residence.is_homed(split(key)[0]):
                     self.put(key, moved(self.weight(key), weight))
                 else:
-                    page = self.pages[key]
-                    read = None if reader is None or not reader.reads(page) else reader.on_device(page)
+                    read = reader.on_device(page) if reader is not None and reader.reads(page) else None
                     self.rewrite(key, weight if read is None else read, ours=read is not None)
-                    self._copied[key] = _mark(self.weight(key))
-        elif isinstance(original, FileOriginal):
-            with original.reading() as weight:
-                self.rewrite(key, weight, ours=False)
+                    self.pages.copied(key)
         else:
             self.rewrite(key, original.weight)
         del self.backup[key]
@@ -292,30 +223,3 @@ class Placed:
     def __deepcopy__(self, memo: dict[int, Any]) -> Placed:
         """A deep copy of a patcher has the same plan, and a model with a state of its own."""
         return self
-
-
-def _page_of(weight: torch.Tensor) -> Page | None:
-    """The page of a weight that is in its file, which the host's DynamicVRAM loader has mapped; None for all others."""
-    if not is_plain(weight) or weight.is_meta or not weight.is_contiguous() or not hasattr(os, "preadv"):
-        return None
-    found: Any = getattr(weight.untyped_storage(), FILE_SLICE, None)
-    if found is None or found.size != weight.nbytes or not isinstance(found.file_ref, int):
-        return None
-    stamp = file_stamp(found.file_ref)
-    return None if stamp is None else Page(weight.detach(), found.file_ref, found.offset, stamp)
-
-
-def _mark(weight: torch.Tensor) -> tuple[int, int]:
-    """What changes when a weight's memory is replaced or written."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
-
-
-def _join(block: str, name: str) -> str:
-    """The host key of a tensor in a block."""
-    return name if block == ROOT else f"{block}.{name}"
-
-
-def _split(key: str) -> tuple[str, str]:
-    """A host key as (block, tensor name)."""
-    block, _, name = key.rpartition(".")
-    return block or ROOT, name

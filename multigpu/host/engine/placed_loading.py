@@ -26,7 +26,6 @@ from ...stream.census import prove
 from ...stream.file_reader import FileReader
 from ...stream.layout import is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
-from ...stream.pages import Page
 from ...stream.residence import move
 from ..model_files import files_of
 from ..progress import LoadingBar
@@ -133,8 +132,8 @@ class PlacedLoading(ModelPatcher):
         """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
         plan = make_room(self.model, plan)
         if not self._is_ours(state) or state.residence.plan != plan:
-            with state.moving():
-                state.residence.apply(plan, state.modules, progress, state.page)
+            with state.pages.moving():
+                state.residence.apply(plan, state.modules, progress, state.pages.holding)
             trim_heap()
             prove(self.model, plan)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
@@ -164,7 +163,8 @@ class PlacedLoading(ModelPatcher):
         original, patches = self.backup.get(key), tuple(self.patches[key])
         if isinstance(original, FileOriginal):  # patched anew from the file: nothing is restored first
             with original.reading() as stored:
-                unpatched = reader.on_device(original.file) if isinstance(original.file, Page) else stored
+                page = state.pages.of(key, original)
+                unpatched = stored if page is None else reader.on_device(page)
                 patched = self._patched_from(state, key, unpatched)
             state.rewrite(key, patched)
             self.backup[key] = replace(original, patches=patches)
@@ -177,7 +177,7 @@ class PlacedLoading(ModelPatcher):
         if isinstance(original, KeptOriginal):
             original = replace(original, patches=patches)
         else:
-            original = state.in_file(key, patches) or files.original(key, state.weight(key), patches)
+            original = state.pages.original(key, patches) or files.original(key, state.weight(key), patches)
         state.rewrite(key, self._patched(state, key))
         self.backup[key] = original
 

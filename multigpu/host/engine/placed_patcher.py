@@ -140,7 +140,7 @@ class PlacedPatcher(Base):
         for key in lost:
             del self.backup[key]
         if (device_to or self.offload_device).type == "cpu":
-            state.rest_in_pages(lost)
+            state.pages.rest_all(self.load_device, without=lost)
         result = super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
         if lost:  # the next load must ask for exactly these patches; any other raises the error about the changed file
             self.backup.update(lost)
@@ -209,7 +209,7 @@ def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatche
     placed_class(type(patcher), states)
     patcher.load_device = torch_device(plan.compute)
     _adopt(patcher, Placed(plan, states))
-    states.of(patcher).note_pages(modules_of(patcher))
+    states.of(patcher).pages.note(modules_of(patcher))
     return patcher
 
 

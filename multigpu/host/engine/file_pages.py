@@ -1,0 +1,130 @@
+"""The weights of one model that were pages of its file when it was read: which of them still have those bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...stream.homes import moved
+from ...stream.layout import is_plain
+from ...stream.originals import FileOriginal
+from ...stream.pages import Page, file_stamp
+from .blocks import join, split
+
+FILE_SLICE = "_comfy_tensor_file_slice"
+"""An attribute that the host's DynamicVRAM loader gives the storage of a weight that it has mapped from a file: the
+open file, a lock, where the weight's bytes begin, how many they are."""
+
+
+class FilePages:
+    """By host key. A weight has the bytes of its page if it is there, or was copied from there and is unchanged."""
+
+    def __init__(self, modules: MutableMapping[str, torch.nn.Module]) -> None:
+        self._modules = modules
+        self._pages: dict[str, Page] = {}
+        self._copies: dict[str, tuple[int, int]] = {}
+
+    def note(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        """Remember which weights are in the pages of their file now, just after the model was read."""
+        for block, module in modules.items():
+            self._modules.setdefault(block, module)  # those of a loaded model are known, without its object patches
+            for name, weight in module._parameters.items():
+                page = None if weight is None else _page_of(weight)
+                if page is not None:
+                    self._pages[join(block, name)] = page
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pages)
+
+    def original(self, key: str, patches: Any) -> FileOriginal | None:
+        """The original of a weight that has the bytes of its page; None for others."""
+        page = self._pages.get(key)
+        return FileOriginal(page, key, page.tensor.dtype, patches) if page and self._has_its_bytes(key) else None
+
+    def of(self, key: str, original: FileOriginal) -> Page | None:
+        """The page that an original is; None for one that is elsewhere in a file."""
+        page = self._pages.get(key)
+        return page if page is original.file else None
+
+    def holding(self, block: str, name: str) -> Page | None:
+        """The page that a weight is in now; None for one that is elsewhere."""
+        page, weight = self._pages.get(join(block, name)), self._weight(join(block, name))
+        return page if page is not None and weight is not None and _is_in(weight, page) else None
+
+    def rest(self, block: str, name: str) -> bool:
+        """Let a weight rest in its page again. False if that is not possible: it has none, or other bytes."""
+        key = join(block, name)
+        if not self._has_its_bytes(key):
+            return False
+        slots = self._modules[block]._parameters
+        slots[name] = moved(slots[name], self._pages[key].tensor)  # type: ignore[arg-type,assignment]
+        return True
+
+    def rest_all(self, device: torch.device, without: Container[str]) -> None:
+        """Let all weights that are on `device` rest in their pages again, so that nothing has to be copied."""
+        for key in self._pages:
+            weight = self._weight(key)
+            if weight is not None and weight.device == device and key not in without:
+                self.rest(*split(key))
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While weights are moved: those with the bytes of their pages have them afterwards.
+
+        Raises HostError, before anything is moved, if a weight is in a file that has changed since it was loaded, and
+        afterwards if one of the files has changed meanwhile.
+        """
+        known = [key for key in self._pages if self._has_its_bytes(key)]
+        inside = [key for key in self._pages if self.holding(*split(key)) is not None]
+        for key in inside:
+            self._pages[key].check(key)
+        yield
+        for key in inside:
+            self._pages[key].check(key)
+        for key in known:
+            self.copied(key)
+
+    def copied(self, key: str) -> None:
+        """The present weight was copied from its page."""
+        weight = self._weight(key)
+        if weight is not None:
+            self._copies[key] = _mark(weight)
+
+    def written(self, key: str) -> None:
+        """The present weight gets other contents."""
+        self._copies.pop(key, None)
+
+    def _has_its_bytes(self, key: str) -> bool:
+        page, weight = self._pages.get(key), self._weight(key)
+        if page is None or weight is None or page.changed:
+            return False
+        return _is_in(weight, page) or self._copies.get(key) == _mark(weight)
+
+    def _weight(self, key: str) -> torch.Tensor | None:
+        """None if other code has taken the weight, or its module, out of the model."""
+        block, name = split(key)
+        module = self._modules.get(block)
+        return None if module is None else module._parameters.get(name)
+
+
+def _is_in(weight: torch.Tensor, page: Page) -> bool:
+    return weight.data_ptr() == page.tensor.data_ptr()
+
+
+def _mark(weight: torch.Tensor) -> tuple[int, int]:
+    """What changes when a weight's memory is replaced or written."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+
+def _page_of(weight: torch.Tensor) -> Page | None:
+    if not is_plain(weight) or weight.is_meta or not weight.is_contiguous() or not hasattr(os, "preadv"):
+        return None
+    found: Any = getattr(weight.untyped_storage(), FILE_SLICE, None)
+    if found is None or found.size != weight.nbytes or not isinstance(found.file_ref, int):
+        return None
+    stamp = file_stamp(found.file_ref)
+    return None if stamp is None else Page(weight.detach(), found.file_ref, found.offset, stamp)
