@@ -37,8 +37,6 @@ DEVICE_PLUG_IN = (
     "test_loading",
     "test_machine",
     "test_other_packs",
-    "test_pack_components",
-    "test_pack_patchers",
     "test_patches",
     "test_shared_models",
     "test_streaming",

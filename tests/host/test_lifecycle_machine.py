@@ -19,7 +19,7 @@ def test_any_order(start_host: StartHost, tmp_path_factory: pytest.TempPathFacto
     own = Keeper(start_host(packs=PACKS, models=folder, flags=("--cpu", *CACHES[cache])).server)
     for case in (_model_is_held_until_its_node_runs, _second_free_unloads_what_the_first_one_left, _old_file_stays_old):
         case(LifecycleMachine(own, cache))
-    explore(lambda: LifecycleMachine(own, cache), few=5, steps=15)
+    explore(lambda: LifecycleMachine(own, cache), few=4, steps=15)
 
 
 def _model_is_held_until_its_node_runs(state: LifecycleMachine) -> None:

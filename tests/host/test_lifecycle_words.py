@@ -78,7 +78,7 @@ def altered(keeper: Keeper) -> Iterator[Any]:
         os.replace(file.with_suffix(".before"), file)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, pytest.param(4, marks=pytest.mark.newest)])
+@pytest.mark.parametrize("length", [1, 2, 3])
 def test_every_sequence_of_words_ends_as_its_last_word_says(keeper: Keeper, length: int) -> None:
     """With a loader that has the widget and with a place node; each sequence starts with nothing loaded or chosen."""
     for words in itertools.product(WORDS, repeat=length):
