@@ -4,8 +4,8 @@
 
 A Flux-shaped model in a DynamicVRAM process, on a GPU of which a ballast leaves `--card` GB. Each side is measured in
 processes of its own, in turns; the file is in the page cache. `first` is loading (and placing) and a prompt of 4 steps,
-`second` another one of 10 steps, `LoRA` and `other LoRA` are prompts of 4 steps with a LoRA of rank 32 on every linear of
-the blocks, and with another one. Prints the median of each with all values, and the ratio. Needs one NVIDIA GPU.
+`second` another one of 10 steps, `LoRA` and `other LoRA` are prompts of 4 steps with a LoRA of rank 32 on every linear
+of the blocks, and with another one. Prints all values, the median of each, and the ratio. Needs one NVIDIA GPU.
 """
 
 from __future__ import annotations
