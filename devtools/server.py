@@ -1,5 +1,6 @@
 """A real ComfyUI process: started in a base folder of its own, waited for, restarted, stopped, never left behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -105,11 +106,10 @@ class Server:
     def _wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
         while self.running() and time.monotonic() < end:
-            try:
-                self.client.get("/system_stats")
-                return
-            except (OSError, RequestFailed):
-                time.sleep(0.1)
+            with contextlib.suppress(OSError, RequestFailed):
+                if str(self.spec.base) in self.client.get("/system_stats")["system"]["argv"]:
+                    return  # else: another server has taken the port in between, and answers
+            time.sleep(0.1)
         failure = f"did not answer within {timeout:.0f} s" if self.running() else "ended while it started"
         fix = f"fix what its log, {self.log_path}, reports and run the same command again"
         raise Problem("\n".join([*self.log().splitlines()[-15:], f"ComfyUI {failure}; {fix}."]))
