@@ -40,28 +40,30 @@ def _tests(part: str, *environments: dict[str, str], options: tuple[str, ...] = 
     """The folder of a part, tested once in each environment. Its values are in the task's name."""
     quiet = ("-q", "-ra", "--color=no", "--durations=10", "-o", "tmp_path_retention_policy=failed")
     command = ("pytest", f"tests/{part}", *quiet, *options)
-    return tuple(Task(" ".join([part, *filter(None, each.values())]), command, each) for each in environments or ({},))
+    name = part.replace("/", " ")
+    return tuple(Task(" ".join([name, *filter(None, each.values())]), command, each) for each in environments or ({},))
 
 
 KINDS = ({"SIMDEV": ""}, {"SIMDEV": "cuda"}, {"SIMDEV": "npu"})
 VERSIONS = [{"MULTIGPU_HOST": host.version} for host in HOSTS]
 
-# The quick ones first, then the longest, so that all cores have work until the end.
+# The quick ones first, then the longest, so that all cores have work until the end. Tracing is slow, so only the tests
+# that reach the planner are traced.
 PARTS = {
     "lint": (
         Task("lint", ("ruff", "check", "--output-format", "concise", ".")),
         Task("format", ("ruff", "format", "--check", ".")),
     ),
     "types": (Task("types", ("mypy",)),),
-    "unit": _tests("unit", options=COVERED),
+    "unit": (*_tests("unit/plan", options=COVERED), *_tests("unit", options=("--ignore=tests/unit/plan",))),
     "host": _tests("host", *VERSIONS),
+    "dev": _tests("dev"),
     "sim": _tests("sim", *KINDS[1:]),
     "engine": _tests(
         "engine", *(version | KINDS[1] for version in VERSIONS), *(VERSIONS[-1] | kind for kind in KINDS[::2])
     ),
     "devices": _tests("devices", *KINDS[1:], *({"SIMDEV": kind} for kind in ("xpu", "mps", "privateuseone"))),
     "browser": _tests("browser", *({"MULTIGPU_TEST_FRONTEND": frontend.name} for frontend in FRONTENDS)),
-    "dev": _tests("dev"),
 }
 WITHOUT_HOSTS = {"lint", "types", "unit"}
 """The parts that need neither ComfyUI nor the tiny models."""
@@ -79,7 +81,7 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
         fetch_newest_frontend(places)
     tasks = [task for name in chosen for task in PARTS[name]]
     if "unit" in chosen:
-        own = tasks.index(*PARTS["unit"])
+        own = tasks.index(PARTS["unit"][-1])
         tasks[own + 1 : own + 1] = unit_on_other_pythons(places)
     if expression:
         tasks = [selecting(task, expression) for task in tasks if task.command[0] == "pytest"]

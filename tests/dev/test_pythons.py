@@ -101,7 +101,7 @@ def test_only_files_that_need_torch_are_left_out(tmp_path: Path, capsys: pytest.
 
 
 def test_selected_tests_have_no_coverage_limit() -> None:
-    (unit,) = PARTS["unit"]
+    unit, _ = PARTS["unit"]
     assert {*COVERED} <= {*unit.command}
     assert selecting(unit, "some").command[-2:] == ("-k", "some")
     assert not {*COVERED} & {*selecting(unit, "some").command}

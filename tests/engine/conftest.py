@@ -44,6 +44,16 @@ DEVICE_PLUG_IN = (
 """What runs on `npu`: torch moves tensors to and from such devices in another way, which nodes and plans do not see."""
 
 
+ONCE = (
+    "test_large_loaders",
+    "test_measured_plans",
+    "test_pack_components",
+    "test_pack_nodes",
+    "test_pack_patchers",
+    "test_reading",
+)
+"""What depends neither on ComfyUI's version nor on the kind of device: runs on simulated `cuda` in the newest."""
+
 MARKS = {
     "accelerator": "needs devices beside the CPU: runs on simulated ones",
     "cuda": "needs the streams and peers of CUDA: runs on simulated ones",
@@ -64,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if any(out[name] for name in MARKS if item.get_closest_marker(name))
         or (KIND == "npu" and item.path.stem not in DEVICE_PLUG_IN)
+        or (not FOREMOST and item.path.stem in ONCE)
     ]
     config.hook.pytest_deselected(items=deselected)
     items[:] = [item for item in items if item not in deselected]
