@@ -168,6 +168,41 @@ def test_a_vae_computes_where_it_was_loaded_for(studio: Studio, run: Run) -> Non
     assert str(vae["main"]) == str(picture.device) == one
 
 
+@pytest.mark.accelerator
+def test_an_offload_device_and_a_line_about_the_node_that_computes_elsewhere(
+    studio: Studio, pack: Pack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import comfy.model_management as mm
+    import nodes
+
+    class Loader:
+        INPUT_TYPES, RETURN_TYPES, FUNCTION = classmethod(lambda cls: {}), ("FL2MODEL",), "load"
+
+        def load(self) -> tuple[Any]:
+            return ([str(mm.get_torch_device()), str(mm.unet_offload_device())],)
+
+    _, one, two = studio.accelerators
+    monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, "Florence2ModelLoader", Loader)
+    ours = pack_nodes(pack)["Florence2ModelLoaderMultiGPU"]
+    caplog.set_level("INFO", "multigpu")
+    assert ours.execute(device=one, offload_device=two).result == ([one, two],)
+    assert (
+        f"Florence2ModelLoader runs on {one}. Florence2Run, which uses what is loaded, computes on" in caplog.text
+    )
+    assert str(mm.unet_offload_device()) == "cpu"
+
+
+def test_a_node_whose_names_do_not_fit_its_outputs_has_none_of_ours(
+    pack: Pack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import nodes
+
+    shape = {"INPUT_TYPES": classmethod(lambda cls: {}), "RETURN_TYPES": ("AUDIO",), "RETURN_NAMES": ("a", "b")}
+    monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, "MMAudioSampler", type("Sampler", (), shape))
+    assert "MMAudioSamplerMultiGPU" not in pack_nodes(pack)
+    assert "ComfyUI-MMAudio has changed: MMAudioSampler cannot tell its inputs and outputs" in caplog.text
+
+
 def test_a_device_that_is_not_there_is_refused_with_the_list(studio: Studio, run: Run) -> None:
     for node_id, inputs in (
         ("WanVideoVAELoader", {"model_name": "vae", "load_device": "cuda:7"}),

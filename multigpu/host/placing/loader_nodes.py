@@ -40,7 +40,7 @@ def mismatch(target: str, returns: tuple[str, ...], *, more_allowed: bool = Fals
     """
     try:
         found = tuple(host_node(target).RETURN_TYPES)
-        inputs_of(target)
+        inputs_of(target), outputs_of(target)
     except Exception as problem:  # noqa: BLE001  another pack's code may raise anything
         return f"{target} cannot tell its inputs and outputs ({problem!r})"
     same = found[: len(returns)] == returns if more_allowed else found == returns
