@@ -186,9 +186,7 @@ def test_an_offload_device_and_a_line_about_the_node_that_computes_elsewhere(
     ours = pack_nodes(pack)["Florence2ModelLoaderMultiGPU"]
     caplog.set_level("INFO", "multigpu")
     assert ours.execute(device=one, offload_device=two).result == ([one, two],)
-    assert (
-        f"Florence2ModelLoader runs on {one}. Florence2Run, which uses what is loaded, computes on" in caplog.text
-    )
+    assert f"Florence2ModelLoader runs on {one}. Florence2Run, which uses what is loaded, computes on" in caplog.text
     assert str(mm.unet_offload_device()) == "cpu"
 
 
