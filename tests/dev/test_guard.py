@@ -36,9 +36,9 @@ time.sleep(600)
 def _alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between opening its file and reading it
         return False
-    return state != "Z"
+    return state not in "ZX"
 
 
 def _wait(condition: Callable[[], object], timeout: float = 20.0) -> bool:
