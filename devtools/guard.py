@@ -26,9 +26,11 @@ OWN_GROUP: dict[str, Any] = {"creationflags": NEW_GROUP} if sys.platform == "win
 """Out of reach of the terminal's Ctrl-C, which the parent handles, and able to be ended as a group."""
 
 DROPPED = {
-    "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER", "PYTEST_ADDOPTS", "PYTHONHOME", "PYTHONPATH",
+    "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHOME", "PYTHONPATH",
 }  # fmt: skip
-"""Variables that no command gets: they would have it use other packages, or install them elsewhere."""
+"""Variables that no command gets: they would have it use other packages, install them elsewhere, or compile all of
+ComfyUI anew whenever it starts."""
 
 
 class Guarded(subprocess.Popen[bytes]):

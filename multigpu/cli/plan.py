@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..devices.names import device_here, is_default
@@ -16,12 +17,15 @@ from ..files.families import COMPONENTS
 from ..files.model_file import READERS
 from ..files.untrusted import shown
 from ..plan import (
+    DISK,
     Auto,
+    Block,
     DeviceBudget,
     DeviceId,
     Plan,
     Request,
     VirtualVram,
+    disk_budget,
     explain,
     format_request,
     make_plan,
@@ -29,10 +33,13 @@ from ..plan import (
     parse_request,
     read_gib,
 )
+from ..settings import Settings
 from .machine import machine_budgets
 from .terminal import Parser, complain, one_line, put
 
-_DEVICE = re.compile(r"(?P<device>[^=@/]+)=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]+))?(?:@(?P<speed>[0-9.]+))?")
+_DEVICE = re.compile(
+    r"(?P<device>(?P<disk>disk)|[^=@/]+)(?(disk)|=(?P<free>[^=@/]+)(?:/(?P<total>[^=@/]+))?)(?:@(?P<speed>[0-9.]+))?"
+)
 _EXAMPLE = "cuda:0=24g@53,cuda:1=12g@12,cpu=64g@25"
 _STEP_SECONDS = (1e-6, 1e6)
 _LINK_SPEEDS = (1e-3, 1e6)
@@ -45,7 +52,11 @@ def run(arguments: Sequence[str]) -> int:
     files, text = split_words(options.words)
     request = read_request(options, text)
     model = describe_model(read_tensors(files), options.component, options.step_seconds)
-    budgets = parse_budgets(options.devices) if options.devices else machine_budgets(_note)
+    hoist = Settings.from_environment(os.environ).hoist
+    blocks = (replace(block, once=hoist and block.once) for block in resting_in(files, model.blocks))
+    model = replace(model, blocks=tuple(blocks))
+    budgets = parse_budgets(options.devices) if options.devices else [*machine_budgets(_note), disk_budget(())]
+    budgets = with_disk(budgets, model.blocks, request)
     here = [budget.device for budget in budgets]
     request = request.renamed(lambda named: device_here(named, here) or named)
     compute = _compute_device(options.compute, request, here)
@@ -75,7 +86,10 @@ def parser() -> Parser:
         help="a .safetensors or .gguf file, an index of shards (.json), or all shards of one model; then, if wanted, "
         "an allocation such as 'cuda:0,8gb;cpu,*'",
     )
-    it.add_argument("--devices", help=f"free memory and link speed in GB/s of each device, as in {_EXAMPLE}")
+    it.add_argument(
+        "--devices",
+        help=f"free memory and link speed in GB/s of each device, as in {_EXAMPLE}; disk@2 adds the model file",
+    )
     it.add_argument("--compute", help="the compute device, as in cuda:1 or gpu:1 (default: the first accelerator)")
     it.add_argument(
         "--virtual-vram", metavar="GB", help="how much of the model leaves the compute device, as in 8 (GiB) or 512mb"
@@ -151,13 +165,16 @@ def read_request(options: argparse.Namespace, text: str | None) -> Request:
 
 
 def parse_budgets(text: str) -> list[DeviceBudget]:
-    """Read `cuda:0=22g/24g@53,cpu=64g`: free memory, total memory if it differs, GB/s (powers of ten) if known."""
+    """Read `cuda:0=22g/24g@53,cpu=64g,disk@2`: free memory, total if it differs, GB/s (powers of ten) if known.
+
+    The budget of disk is empty: `with_disk` fills it.
+    """
     budgets = []
     for piece in text.split(","):
         match = _DEVICE.fullmatch(piece.strip())
         if match is None:
             raise InputError(f"{shown(piece.strip())} is not a device's budget; for example --devices {_EXAMPLE}")
-        free = read_gib(match["free"])
+        free = 0 if match["disk"] else read_gib(match["free"])
         total = read_gib(match["total"]) if match["total"] else free
         speed = _number(match["speed"]) if match["speed"] else None
         if speed is not None and not _LINK_SPEEDS[0] <= speed <= _LINK_SPEEDS[1]:
@@ -169,13 +186,28 @@ def parse_budgets(text: str) -> list[DeviceBudget]:
     return budgets
 
 
+def resting_in(files: Iterable[Path], blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """The blocks of these files; those of GGUF cannot rest in their file, because that is not how they are used."""
+    in_file = all(path.suffix.lower() != ".gguf" for path in files)
+    return tuple(replace(block, in_file=in_file) for block in blocks)
+
+
+def with_disk(budgets: Iterable[DeviceBudget], blocks: Sequence[Block], request: Request) -> list[DeviceBudget]:
+    """The budgets, with that of disk, if there is one, for these blocks; without it if none of them can rest there."""
+    in_file = any(block.in_file for block in blocks)
+    if not in_file and DISK in request.devices():
+        raise InputError("disk is named, but the weights of a GGUF file cannot rest in it; write cpu instead")
+    filled = (disk_budget(blocks, its.bandwidth) if its.device.is_disk else its for its in budgets)
+    return [budget for budget in filled if in_file or not budget.device.is_disk]
+
+
 def _compute_device(text: str | None, request: Request, here: Sequence[DeviceId]) -> DeviceId:
     if text and not is_default(text):
         named = DeviceId.parse(text)
         return device_here(named, here) or named
     if request.compute is not None:
         return request.compute
-    return next((device for device in here if not device.is_cpu), here[0])
+    return next((device for device in here if not device.is_cpu and not device.is_disk), here[0])
 
 
 def _as_text(files: Sequence[Path], request: Request, model: Model, plan: Plan, step_seconds: float | None) -> str:

@@ -11,28 +11,28 @@ import torch
 
 from ..errors import BackendUnavailable
 from ..plan import DeviceId
+from .torch_devices import DIRECTML, device_id
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """One kind of accelerator.
 
-    `type` is torch's name for it. `label` is what people read and write, where that differs. `package` is what has to
-    be importable for torch to have it, when it is not a part of torch.
+    `type` is what its devices are called. `package` is what has to be importable for torch to have it, when it is not a
+    part of torch.
     """
 
     type: str
-    label: str
     package: str | None = None
 
 
 BACKENDS = (
-    Backend("cuda", "cuda"),
-    Backend("xpu", "xpu"),
-    Backend("npu", "npu", "torch_npu"),
-    Backend("mlu", "mlu", "torch_mlu"),
-    Backend("mps", "mps"),
-    Backend("privateuseone", "directml", "torch_directml"),
+    Backend("cuda"),
+    Backend("xpu"),
+    Backend("npu", "torch_npu"),
+    Backend("mlu", "torch_mlu"),
+    Backend("mps"),
+    Backend(DIRECTML, "torch_directml"),
 )
 """AMD's and Iluvatar's (CoreX) cards are `cuda` to torch."""
 
@@ -43,9 +43,9 @@ def all_backends() -> tuple[Backend, ...]:
         current = torch.accelerator.current_accelerator()
     except (AttributeError, RuntimeError):  # before torch 2.6; or a build for one accelerator finds another one
         current = None
-    if current is None or any(backend.type == current.type for backend in BACKENDS):
+    if current is None or any(backend.type == device_id(current).type for backend in BACKENDS):
         return BACKENDS
-    return (*BACKENDS, Backend(current.type, current.type))
+    return (*BACKENDS, Backend(current.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ class Device:
     """A device as found: its name, and its memory in bytes (None where the backend does not tell)."""
 
     id: DeviceId
-    label: str
     name: str
     total: int | None
 
@@ -66,7 +65,7 @@ def probe(backend: Backend) -> list[Device]:
             return []
         return [_device(backend, module, index) for index in range(int(module.device_count()))]
     except Exception as error:  # a vendor's module may raise anything
-        raise BackendUnavailable(f"{backend.label} is installed but does not work: {error or type(error)}") from error
+        raise BackendUnavailable(f"{backend.type} is installed but does not work: {error or type(error)}") from error
 
 
 def free_bytes(device: DeviceId) -> int | None:
@@ -84,8 +83,23 @@ def free_bytes(device: DeviceId) -> int | None:
         return int(module.get_device_properties(device.index).total_memory) - int(module.memory_reserved(device.index))
 
 
+def identity(device: DeviceId) -> str:
+    """An accelerator's model and memory, its serial number and slot where torch tells, its driver, and torch itself.
+
+    Raises `BackendUnavailable` if that cannot be found out.
+    """
+    module: Any = getattr(torch, device.type, None)
+    driver = getattr(torch._C, "_cuda_getDriverVersion", None) if device.type == "cuda" else None
+    try:
+        about = [getattr(module, name, None) for name in ("get_device_name", "get_device_properties")]
+        told = [str(ask(device.index)) for ask in about if ask is not None]
+        return " ".join([*told, str(driver()) if driver is not None else "", str(torch.__version__)])
+    except Exception as error:  # a vendor's module may raise anything
+        raise BackendUnavailable(f"{device} does not tell what it is: {error or type(error)}") from error
+
+
 def _module(backend: Backend) -> Any:
-    if backend.type == "privateuseone":
+    if backend.type == DIRECTML:
         return importlib.import_module("torch_directml") if find_spec("torch_directml") else None
     module = getattr(torch, backend.type, None)
     if module is None and backend.package and find_spec(backend.package):
@@ -103,8 +117,7 @@ def _available(module: Any) -> bool:
 
 def _device(backend: Backend, module: Any, index: int) -> Device:
     device = DeviceId.parse(f"{backend.type}:{index}")
-    label = f"{backend.label}{str(device).removeprefix(backend.type)}"
-    return Device(device, label, _name(backend, module, index), _total(backend, module, index))
+    return Device(device, _name(backend, module, index), _total(backend, module, index))
 
 
 def _name(backend: Backend, module: Any, index: int) -> str:
@@ -112,7 +125,7 @@ def _name(backend: Backend, module: Any, index: int) -> str:
         ask = getattr(module, attribute, None)
         if ask is not None:
             return str(ask(index)).strip("\x00 ")
-    return "Apple GPU" if backend.type == "mps" else backend.label
+    return "Apple GPU" if backend.type == "mps" else backend.type
 
 
 def _total(backend: Backend, module: Any, index: int) -> int | None:

@@ -11,7 +11,7 @@ DEFAULT_DEVICE = "default"
 
 GPU = "gpu"
 """The host's own word: `gpu:1` is the second accelerator, whatever its kind."""
-ALIASES = {"corex": "cuda", "ixuca": "cuda", "hip": "cuda", "rocm": "cuda", "directml": "privateuseone"}
+ALIASES = {"corex": "cuda", "ixuca": "cuda", "hip": "cuda", "rocm": "cuda", "privateuseone": "directml"}
 """Other names that saved workflows and people use for a backend."""
 
 

@@ -11,9 +11,21 @@ import torch
 from ..plan import DeviceId
 from ..plan.types import WITHOUT_INDEX
 
+DIRECTML, TORCH_DIRECTML = "directml", "privateuseone"
+"""What people and workflows call DirectML's devices, and what torch calls them."""
+
+FILE = torch.device("meta")
+"""Stands for the model file among torch's devices: a home that has no memory of its own."""
+
 
 def torch_device(device: DeviceId) -> torch.device:
-    return torch.device(str(device))
+    name = str(device)
+    return FILE if device.is_disk else torch.device(name.replace(DIRECTML, TORCH_DIRECTML))
+
+
+def device_name(device: torch.device) -> str:
+    """What people call a device: torch's name for it, but `directml:0` for `privateuseone:0`."""
+    return str(device).replace(TORCH_DIRECTML, DIRECTML)
 
 
 def device_id(device: torch.device) -> DeviceId:
@@ -23,7 +35,7 @@ def device_id(device: torch.device) -> DeviceId:
     index, module = device.index, _with_current(device)
     if index is None:
         index = 0 if module is None else module.current_device()
-    return DeviceId(device.type, index)
+    return DeviceId(DIRECTML if device.type == TORCH_DIRECTML else device.type, index)
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:

@@ -27,6 +27,9 @@ _ONCE = re.compile(
     r"(^|[._])(img_mod|txt_mod|mod|modulation|adaLN_modulation|adaln_single|time_in|vector_in|guidance_in|time_embed"
     r"|label_emb|emb_layers|[ty]_embedder|time_embedding|time_projection|time_text_embed|norm_out)([._]|$)"
 )
+_HOISTED = re.compile(r"(^|[._])(img_mod|txt_mod|mod|modulation|adaLN_modulation|emb_layers|norm_out)([._]|$)")
+"""Layers that see one token, the same in all of them: made of the timestep and the pooled text, not of the picture."""
+_OTHER_TOKEN = re.compile(r"(^|\.)individual_token_refiner\.")
 _TEXT = re.compile(
     r"(^|\.)(txt_|context_|add_[qkv]_|to_add_out|text_embedding|caption_projection|attn2\.to_[kv]|cross_attn\.[kv])"
 )
@@ -67,7 +70,14 @@ def describe_model(
     rate = 1 / FLOPS if step_seconds is None or not whole else step_seconds / whole
     sizes = {name: sum(tensor.bytes for tensor in modules[name]) for name in ordered}
     blocks = (
-        Block(name, sizes[name], order, work[name] * rate, _immovable(family, name, modules[name]))
+        Block(
+            name,
+            sizes[name],
+            order,
+            work[name] * rate,
+            _immovable(family, name, modules[name]),
+            once=_sees_one_token(family, name, modules[name]),
+        )
         for order, name in enumerate(ordered)
     )
     return Model(family.name, chosen, tuple(blocks))
@@ -103,6 +113,13 @@ def _immovable(family: Family, name: str, tensors: Sequence[TensorInfo]) -> Reas
     if family.text and _EMBEDDING.search(name):
         return Reason.EMBEDDING
     return Reason.NOT_CASTABLE if _weight(tensors) is None else None
+
+
+def _sees_one_token(family: Family, name: str, tensors: Sequence[TensorInfo]) -> bool:
+    """Whether a module is a linear layer of those that can be hoisted."""
+    weight = _weight(tensors)
+    linear = weight is not None and len(weight.shape) == 2 and not family.text
+    return linear and bool(_HOISTED.search(name)) and not _OTHER_TOKEN.search(name)
 
 
 def _operations(family: Family, name: str, tensors: Sequence[TensorInfo], output_blocks: int) -> float:

@@ -19,14 +19,15 @@ from .grammar import (
     request_from_widgets,
 )
 from .planner import RING_BYTES, SECONDS_PER_BYTE, TINY_BYTES, default_ring, make_plan, possible_donors
-from .quotas import default_reserve
+from .quotas import check_compute, default_reserve, disk_budget
 from .request import Auto, Expert, Mode, Part, Request, VirtualVram
 from .ring_model import RingModel
-from .types import CPU, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+from .types import CPU, DISK, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
 
 __all__ = [
-    "AUTO", "CPU", "MODES", "RING_BYTES", "SECONDS_PER_BYTE", "TINY_BYTES", "Auto", "Block", "DeviceBudget",
+    "AUTO", "CPU", "DISK", "MODES", "RING_BYTES", "SECONDS_PER_BYTE", "TINY_BYTES", "Auto", "Block", "DeviceBudget",
     "DeviceId", "Expert", "Forecast", "Mode", "Part", "Placement", "Plan", "Reason", "Request", "RingModel",
-    "VirtualVram", "default_reserve", "default_ring", "explain", "format_request", "make_plan", "parse_devices",
-    "parse_request", "possible_donors", "read_gib", "request_from_mode", "request_from_widgets",
+    "VirtualVram", "check_compute", "default_reserve", "default_ring", "disk_budget", "explain", "format_request",
+    "make_plan", "parse_devices", "parse_request", "possible_donors", "read_gib", "request_from_mode",
+    "request_from_widgets",
 ]  # fmt: skip

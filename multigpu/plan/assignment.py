@@ -19,7 +19,8 @@ class Work:
 
     `movable` holds the indices of the blocks that may leave, each of at least one byte. `by_intensity` holds the same
     indices, sorted by compute time per byte; of equal blocks the later one comes first. `progress` is the share of the
-    step's time that has passed after each block.
+    step's time that has passed after each block. `in_file` holds the indices of the blocks that may rest in the file,
+    `once` those of the movable blocks that can be hoisted.
     """
 
     sizes: tuple[int, ...]
@@ -28,9 +29,18 @@ class Work:
     movable_bytes: int
     by_intensity: tuple[int, ...]
     progress: tuple[float, ...]
+    in_file: frozenset[int]
+    once: frozenset[int]
 
     @classmethod
-    def of(cls, sizes: Sequence[int], seconds: Sequence[float], movable: Sequence[int]) -> Work:
+    def of(
+        cls,
+        sizes: Sequence[int],
+        seconds: Sequence[float],
+        movable: Sequence[int],
+        in_file: Iterable[int] = (),
+        once: Iterable[int] = (),
+    ) -> Work:
         whole = sum(seconds) or 1.0
         return cls(
             tuple(sizes),
@@ -39,7 +49,13 @@ class Work:
             sum(sizes[i] for i in movable),
             tuple(sorted(reversed(movable), key=lambda i: seconds[i] / sizes[i])),
             tuple(done / whole for done in accumulate(seconds)),
+            frozenset(in_file),
+            frozenset(once) & frozenset(movable),
         )
+
+    def only(self, movable: Sequence[int]) -> Work:
+        """The same work, of which only these blocks may leave, and none can be hoisted."""
+        return Work.of(self.sizes, self.seconds, movable, self.in_file)
 
 
 Selection = list[int]
@@ -123,19 +139,34 @@ def _settle(work: Work, need: int, chosen: Iterable[int], more: Iterable[int]) -
     return sorted(selected)
 
 
-def assign_links(work: Work, selection: Selection, quotas: Sequence[int], free: Sequence[int]) -> list[int]:
+def assign_links(
+    work: Work,
+    selection: Selection,
+    quotas: Sequence[int],
+    free: Sequence[int],
+    disk: int | None = None,
+    hoisted: frozenset[int] = frozenset(),
+    slowest: Sequence[int] = (),
+) -> list[int]:
     """The donor of each block: an index into `quotas`, or `RESIDENT`.
 
     Donors take turns in proportion to their quotas, so that each link is busy during the whole step. The last block of
     a donor may exceed its quota by less than the block; if the donor's `free` bytes are too few for that, another donor
-    that has room takes the block.
+    that has room takes the block. Blocks that cannot rest in the file never go to `disk`, the file's place among the
+    donors; then there must be another donor. Blocks of the selection that are `hoisted` are copied so rarely that the
+    `slowest` donors take them first.
     """
     links = [RESIDENT] * len(work.sizes)
     held = [0] * len(quotas)
-    donors = range(len(quotas))
-    for i in selection:
+    every = range(len(quotas))
+    others = [d for d in every if d != disk]
+    for i in sorted(selection, key=lambda i: i not in hoisted):
         size = work.sizes[i]
-        best, best_key = 0, (3, 0.0)
+        donors: Sequence[int] = every if disk is None or i in work.in_file else others
+        if i in hoisted:
+            roomy = [d for d in slowest if d in donors and held[d] < quotas[d] and held[d] + size <= free[d]]
+            donors = roomy[:1] or donors
+        best, best_key = donors[0], (3, 0.0)
         for d in donors:
             over_quota = held[d] >= quotas[d]
             over_free = held[d] + size > free[d]

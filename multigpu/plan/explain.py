@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from ..errors import InputError
 from ..units import format_bytes
-from .types import DeviceId, Plan, Reason
+from .types import DeviceId, Forecast, Plan, Reason
 
 REASON_TEXT = {
     Reason.RESIDENT: "it stays where it computes, because there is room for it",
     Reason.LOW_INTENSITY: "it stays where it computes, because it computes too briefly to hide the copy of its bytes",
     Reason.STREAMED: "it is copied to {compute} just before it runs, while blocks before it compute",
+    Reason.HOISTED: "it is computed ahead for all steps of a run, and copied to {compute} only in the first of them",
     Reason.TINY: "it stays where it computes, because a copy this small costs more than it frees",
     Reason.TIED: "it stays where it computes, because its weights are shared with another block",
     Reason.EMBEDDING: "it stays where it computes, because it is an embedding table: looked up, not multiplied",
     Reason.NOT_CASTABLE: "it stays where it computes, because ComfyUI cannot run it with its weights elsewhere",
+    Reason.NOT_IN_FILE: "it stays where it computes, because its weights are not in the model file as they are used",
 }
 """One sentence for each reason; `{compute}` is the compute device."""
 
@@ -24,9 +26,23 @@ def one_line(plan: Plan) -> str:
     resident = homes.pop(plan.compute)
     parts = [f"{plan.compute} computes and holds {format_bytes(resident)} ({share(plan, resident)})"]
     parts += [f"{device} holds {format_bytes(count)} ({share(plan, count)})" for device, count in homes.items()]
+    if plan.hoisted:
+        parts.append(computed_ahead(sum(placement.bytes for placement in plan.hoisted)))
     if plan.forecast is not None and plan.streamed:
-        parts.append(f"step {_seconds(plan.forecast.step)}, {_slower(plan.forecast.slowdown)}")
+        parts.append(f"{step(plan.forecast)}, {_slower(plan.forecast.slowdown)}")
     return "; ".join(parts)
+
+
+def computed_ahead(count: int) -> str:
+    """What hoisting spares, in bytes."""
+    return f"{format_bytes(count)} of it are computed ahead instead of copied in each step"
+
+
+def step(forecast: Forecast) -> str:
+    """The time of a step, and whether it is only an estimate: `step 0.208 s`, `step about 0.208 s (an estimate)`."""
+    if forecast.measured:
+        return f"step {seconds(forecast.step)}"
+    return f"step about {seconds(forecast.step)} (an estimate)"
 
 
 def table(plan: Plan) -> str:
@@ -38,7 +54,7 @@ def table(plan: Plan) -> str:
     rows = [("device", "blocks", "bytes", "share", "link time")]
     for device, count in plan.bytes_by_home().items():
         role = f"{device} (computes)" if device == plan.compute else str(device)
-        link = _seconds(links[device]) if device in links else "-"
+        link = seconds(links[device]) if device in links else "-"
         rows.append((role, str(counts.get(device, 0)), format_bytes(count), share(plan, count), link))
     rows.append(("model", str(len(plan.placements)), format_bytes(plan.total_bytes), share(plan, plan.total_bytes), ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -71,9 +87,11 @@ def _forecast_line(plan: Plan) -> str:
     assert plan.forecast is not None
     if not plan.streamed:
         return "Nothing is streamed: a step takes the compute time of the blocks."
-    step = _seconds(plan.forecast.step)
-    ring = format_bytes(plan.ring_bytes)
-    return f"Predicted step: {step}, {_slower(plan.forecast.slowdown)}; staging takes {ring} of {plan.compute}."
+    known = "Measured" if plan.forecast.measured else "Predicted"
+    takes = f"{seconds(plan.forecast.step)}, {_slower(plan.forecast.slowdown)}"
+    hoisted = sum(placement.bytes for placement in plan.hoisted)
+    ahead = f"; {format_bytes(hoisted)} are copied only in the first step of a run" if hoisted else ""
+    return f"{known} step: {takes}; staging takes {format_bytes(plan.ring_bytes)} of {plan.compute}{ahead}."
 
 
 def _slower(slowdown: float) -> str:
@@ -81,5 +99,6 @@ def _slower(slowdown: float) -> str:
     return f"{percent} % slower than with all blocks resident" if percent > 0 else "as fast as with all blocks resident"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.2f} ms"
+def seconds(count: float) -> str:
+    """`0.208 s`, `35.21 ms`."""
+    return f"{count:.3f} s" if count >= 0.1 else f"{count * 1e3:.2f} ms"

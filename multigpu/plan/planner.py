@@ -8,21 +8,25 @@ from collections.abc import Iterable, Sequence
 from ..errors import AllocationError, DoesNotFit, InputError
 from ..units import KIB, MIB, format_bytes
 from .assignment import Work
+from .forecast import foreseen
 from .quotas import (
     Budgets,
     ModelSize,
     Quotas,
     auto_leaving,
     auto_quotas,
+    beside_disk,
+    check_compute,
     check_room,
     expert_quotas,
     lookup,
+    overflowing_quotas,
     virtual_quotas,
 )
 from .request import Auto, Expert, Request, VirtualVram
 from .ring_model import RESIDENT, RingModel
-from .search import Donors, best_links, quick_links
-from .types import Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+from .search import Assignment, Donors, best_links, quick_links
+from .types import DISK, Block, DeviceBudget, DeviceId, Placement, Plan, Reason, Timing
 
 RING_BYTES = 512 * MIB
 """Staging memory for a large model."""
@@ -53,6 +57,7 @@ def make_plan(
     """
     ordered = execution_order(blocks)
     known = _by_device(budgets)
+    check_compute(compute)
     lookup(compute, known)
     if request.compute not in (None, compute):
         raise AllocationError(
@@ -62,9 +67,17 @@ def make_plan(
     work = _work(ordered, fixed)
     size = _size(work, ring_bytes)
     quotas = _quotas(request, work, size, known, compute)
-    donors = [device for device, count in quotas.items() if device != compute and count]
+    donors = _donors(quotas, compute)
+    if donors == [DISK]:  # then what cannot rest there has to stay
+        fixed = [
+            reason or (None if b.in_file else Reason.NOT_IN_FILE) for b, reason in zip(ordered, fixed, strict=True)
+        ]
+        work = _work(ordered, fixed)
+        size = _size(work, ring_bytes)
+        quotas = _quotas(request, work, size, known, compute)
+        donors = _donors(quotas, compute)
     links = best_links(work, _columns(quotas, donors, known), _ring(size, donors, known))
-    plan = _build(ordered, fixed, work, size, links, compute, [known[device] for device in donors])
+    plan = _build(ordered, fixed, work, size, links, compute, donors, known)
     check_room(plan.bytes_by_home(), size, known, compute, request)
     return plan
 
@@ -79,6 +92,7 @@ def possible_donors(
     """
     ordered = execution_order(blocks)
     known = _by_device(budgets)
+    check_compute(compute)
     lookup(compute, known)
     work = _work(ordered, immovable_reasons(ordered))
     size = _size(work, None)
@@ -86,6 +100,10 @@ def possible_donors(
         return frozenset(known) - {compute} if auto_leaving(request, size, known[compute]) else frozenset()
     quotas = _quotas(request, work, size, known, compute)
     return frozenset(device for device, count in quotas.items() if count) - {compute}
+
+
+def _donors(quotas: Quotas, compute: DeviceId) -> list[DeviceId]:
+    return [device for device, count in quotas.items() if device != compute and count]
 
 
 def _by_device(budgets: Iterable[DeviceBudget]) -> dict[DeviceId, DeviceBudget]:
@@ -135,7 +153,9 @@ def _seconds(blocks: Sequence[Block]) -> tuple[float, ...]:
 
 def _work(blocks: Sequence[Block], fixed: Sequence[Reason | None]) -> Work:
     movable = tuple(i for i, reason in enumerate(fixed) if reason is None)
-    return Work.of(tuple(block.bytes for block in blocks), _seconds(blocks), movable)
+    in_file = (i for i, block in enumerate(blocks) if block.in_file)
+    once = (i for i, block in enumerate(blocks) if block.once)
+    return Work.of(tuple(block.bytes for block in blocks), _seconds(blocks), movable, in_file, once)
 
 
 def _size(work: Work, ring_bytes: int | None) -> ModelSize:
@@ -155,11 +175,16 @@ def _quotas(request: Request, work: Work, size: ModelSize, budgets: Budgets, com
 
 
 def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
-    """As little as possible leaves, to the donors that are fastest in the simulator; of equal sets the smallest."""
+    """As little as possible leaves, to the donors that are fastest in the simulator; of equal sets the smallest.
+
+    To disk goes only what has no room on any other device.
+    """
     leaving = auto_leaving(request, size, budgets[compute])
     if not leaving:
         return {compute: size.total}
-    others = sorted((b for b in budgets.values() if b.device != compute), key=lambda b: -b.link_speed)
+    disk = budgets.get(DISK)
+    others = [budget if disk is None else beside_disk(budget) for budget in budgets.values()]
+    others = sorted((b for b in others if b.device not in (compute, DISK)), key=lambda b: -b.link_speed)
     best: Quotas | None = None
     best_seconds = float("inf")
     for count in range(1, len(others) + 1):
@@ -168,9 +193,11 @@ def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute:
             continue
         donors = [device for device, held in quotas.items() if device != compute and held]
         links = quick_links(work, _columns(quotas, donors, budgets))
-        seconds = _ring(size, donors, budgets).step_seconds(work.seconds, work.sizes, links)
+        seconds = links.seconds(work, _ring(size, donors, budgets))
         if seconds < best_seconds:
             best, best_seconds = quotas, seconds
+    if best is None and disk is not None:
+        best = overflowing_quotas(leaving, others, disk, size, compute)
     if best is None:
         free = ", ".join(f"{b.device} {format_bytes(b.free)}" for b in others) or "there is no other device"
         raise DoesNotFit(
@@ -190,6 +217,7 @@ def _columns(quotas: Quotas, donors: Sequence[DeviceId], budgets: Budgets) -> Do
         tuple(quotas[device] for device in donors),
         tuple(offer.free for offer in offers),
         tuple(offer.link_speed for offer in offers),
+        donors.index(DISK) if DISK in donors else None,
     )
 
 
@@ -198,28 +226,23 @@ def _build(
     fixed: Sequence[Reason | None],
     work: Work,
     size: ModelSize,
-    links: Sequence[int],
+    assignment: Assignment,
     compute: DeviceId,
-    donors: Sequence[DeviceBudget],
+    donors: Sequence[DeviceId],
+    budgets: Budgets,
 ) -> Plan:
     """The plan with a reason for each block, and what the simulator expects of it."""
-    whole = sum(work.seconds)
-    threshold = _LOW_INTENSITY * whole / size.total if size.total and donors else 0.0
-    homes = [budget.device for budget in donors]
+    threshold = _LOW_INTENSITY * sum(work.seconds) / size.total if size.total and donors else 0.0
     placements: list[Placement] = []
-    held = [0] * len(donors)
-    for block, reason, seconds, link in zip(blocks, fixed, work.seconds, links, strict=True):
+    leaving = 0
+    for i, (block, reason, link) in enumerate(zip(blocks, fixed, assignment.links, strict=True)):
+        home = compute if link == RESIDENT else donors[link]
         if link != RESIDENT:
-            held[link] += block.bytes
-            placements.append(Placement(block.name, block.bytes, homes[link], compute, Reason.STREAMED))
-            continue
-        low = seconds < threshold * block.bytes
-        reason = reason or (Reason.LOW_INTENSITY if low else Reason.RESIDENT)
-        placements.append(Placement(block.name, block.bytes, compute, compute, reason))
-    speeds = tuple(budget.link_speed for budget in donors)
-    forecast = Forecast(
-        RingModel(size.staging, speeds).step_seconds(work.seconds, work.sizes, links),
-        whole,
-        tuple((home, count / speed) for home, count, speed in zip(homes, held, speeds, strict=True)),
-    )
-    return Plan(compute, tuple(placements), size.ring_for(sum(held)), forecast)
+            leaving += block.bytes
+            reason = Reason.HOISTED if i in assignment.hoisted else Reason.STREAMED
+        elif reason is None:
+            reason = Reason.LOW_INTENSITY if work.seconds[i] < threshold * block.bytes else Reason.RESIDENT
+        placements.append(Placement(block.name, block.bytes, home, compute, reason, block.once))
+    speeds = {device: budgets[device].link_speed for device in (*donors, *budgets) if device != compute}
+    plan = Plan(compute, tuple(placements), size.ring_for(leaving))
+    return foreseen(plan, Timing(work.seconds, tuple(speeds.items())))

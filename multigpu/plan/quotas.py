@@ -7,12 +7,12 @@ less than one block; `room` leaves space for that wherever the planner, and not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import AllocationError, DoesNotFit, UnknownDevice
 from ..units import GIB, format_bytes, write_bytes_below
 from .request import WHOLE, Auto, Expert, Mode, Part, Request, VirtualVram
-from .types import CPU, DeviceBudget, DeviceId
+from .types import CPU, DISK, Block, DeviceBudget, DeviceId
 
 Quotas = dict[DeviceId, int]
 Budgets = Mapping[DeviceId, DeviceBudget]
@@ -51,6 +51,32 @@ def default_reserve(budget: DeviceBudget) -> int:
     return min(2 * GIB, budget.total // 4)
 
 
+def ram_reserve(total: int) -> int:
+    """RAM that stays free where the rest can go to disk, so that nothing is swapped: 4 GiB, or an eighth if less."""
+    return min(4 * GIB, total // 8)
+
+
+def beside_disk(budget: DeviceBudget) -> DeviceBudget:
+    """What a device offers if the rest can go to disk: RAM without its reserve, any other device all it has free."""
+    if not budget.device.is_cpu:
+        return budget
+    return replace(budget, free=max(0, budget.free - ram_reserve(budget.total)))
+
+
+def disk_budget(blocks: Iterable[Block], bandwidth: float | None = None) -> DeviceBudget:
+    """The model file as a device: it holds what of the model can rest in it."""
+    count = sum(block.bytes for block in blocks if block.in_file)
+    return DeviceBudget(DISK, count, count, bandwidth)
+
+
+def check_compute(device: DeviceId | None) -> None:
+    """Raise `AllocationError` for a device that computes nothing."""
+    if device is not None and device.is_disk:
+        raise AllocationError(
+            "disk is named as compute device, but it can only hold weights; name another one, for example cuda:0"
+        )
+
+
 def lookup(device: DeviceId, budgets: Budgets) -> DeviceBudget:
     """The budget of a device. Raises `UnknownDevice` with the devices that are there."""
     if device not in budgets:
@@ -61,8 +87,12 @@ def lookup(device: DeviceId, budgets: Budgets) -> DeviceBudget:
 def expert_quotas(request: Expert, size: ModelSize, budgets: Budgets, compute: DeviceId) -> Quotas:
     """Bytes per device of an expert allocation, in the user's order. See `docs/allocation.md` for the rules."""
     parts = [(part.device or compute, part) for part in request.parts]
-    for device, _ in parts:
+    for device, part in parts:
         lookup(device, budgets)
+        if device.is_disk and request.mode is Mode.FRACTION and part.amount is not None:
+            raise AllocationError(
+                "disk has an amount without a unit, a fraction of its size, but it has no size of its own; write disk,*"
+            )
     if request.mode is Mode.RATIO and len(parts) > 1 and not any(part.remainder for _, part in parts):
         quotas = _in_proportion([(device, part.amount or 0) for device, part in parts], size.total)
     else:
@@ -124,7 +154,8 @@ def virtual_quotas(request: VirtualVram, size: ModelSize, budgets: Budgets, comp
             f"{compute} computes, so it cannot be its own donor; choose another device, for example cpu"
         )
     for donor in request.donors[:-1]:
-        quotas[donor] = min(left, room(lookup(donor, budgets), size))
+        budget = lookup(donor, budgets)
+        quotas[donor] = min(left, room(beside_disk(budget) if DISK in request.donors else budget, size))
         left -= quotas[donor]
     lookup(request.donors[-1], budgets)
     quotas[request.donors[-1]] = left
@@ -170,6 +201,15 @@ def auto_quotas(leaving: int, donors: Iterable[DeviceBudget], size: ModelSize, c
     return quotas
 
 
+def overflowing_quotas(
+    leaving: int, donors: Iterable[DeviceBudget], disk: DeviceBudget, size: ModelSize, compute: DeviceId
+) -> Quotas | None:
+    """All room of the donors, which is too little, and what is left on disk; None if that cannot hold it."""
+    quotas = {compute: size.total - leaving, **{budget.device: room(budget, size) for budget in donors}}
+    left = size.total - sum(quotas.values())
+    return {**quotas, DISK: left} if left <= disk.free else None
+
+
 def check_room(held: Quotas, size: ModelSize, budgets: Budgets, compute: DeviceId, request: Request) -> None:
     """Raise `DoesNotFit` if a device would hold more than it has free, with what would fit instead."""
     ring = size.ring_for(size.total - held.get(compute, 0))
@@ -190,7 +230,8 @@ def _what_would_fit(device: DeviceId, size: ModelSize, budgets: Budgets, compute
         fits = room(budgets[device], size)
         if isinstance(request, VirtualVram):
             return f"{format_bytes(fits)} fit there for certain: lower the virtual VRAM or add a donor"
-        return f"write {device},{write_bytes_below(fits)} or less, and give the rest to another device"
+        other = "disk" if device.is_cpu and DISK in budgets else "another device"
+        return f"write {device},{write_bytes_below(fits)} or less, and give the rest to {other}"
     fits = room(budgets[compute], size) - size.staging
     if fits < size.immovable:
         needed = size.immovable + size.ring_for(size.movable)

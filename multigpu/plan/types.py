@@ -14,15 +14,17 @@ from typing import Any
 
 from ..errors import AllocationError, InputError
 
-CPU_TYPE = "cpu"
-WITHOUT_INDEX = (CPU_TYPE, "mps")
-"""Types of which a machine has one device: torch and the host name it without a number."""
+CPU_TYPE, DISK_TYPE = "cpu", "disk"
+WITHOUT_INDEX = (CPU_TYPE, "mps", DISK_TYPE)
+"""Types of which a machine has one device, named without a number. `disk` is the model file: torch does not know it."""
 _DEVICE = re.compile(r"([a-z]+)(?::([0-9]{1,4}))?", re.ASCII)
 
 RAM_BANDWIDTH = 25e9
 """Assumed speed from RAM when nothing was measured: pinned memory over PCIe 4.0 x16."""
 PEER_BANDWIDTH = 12e9
 """Assumed speed from another accelerator when nothing was measured: a card in an x8 slot, or without peer access."""
+DISK_BANDWIDTH = 2e9
+"""Assumed speed from the model file when nothing was measured: an NVMe drive of an older generation."""
 
 
 @total_ordering
@@ -30,7 +32,7 @@ PEER_BANDWIDTH = 12e9
 class DeviceId:
     """A device as torch and the host name it: its type and, except for `WITHOUT_INDEX`, its index.
 
-    `str()` gives `cuda:0`, `mps` or `cpu`.
+    `str()` gives `cuda:0`, `mps`, `cpu` or `disk`.
     """
 
     type: str
@@ -38,14 +40,14 @@ class DeviceId:
 
     def __post_init__(self) -> None:
         if (self.index is None) != (self.type in WITHOUT_INDEX):
-            names = " and ".join(WITHOUT_INDEX)
+            names = ", ".join(WITHOUT_INDEX)
             raise AllocationError(
                 f"device type {self.type!r} with index {self.index}: {names} have no index, every other device has one"
             )
 
     @classmethod
     def parse(cls, text: str) -> DeviceId:
-        """Read `cuda:0`, `cuda` (the same), `mps`, `mps:0` (the same) or `cpu`. Raises `AllocationError`."""
+        """Read `cuda:0`, `cuda` (the same), `mps`, `mps:0` (the same), `cpu` or `disk`. Raises `AllocationError`."""
         match = _DEVICE.fullmatch(text.strip().lower())
         if match is None:
             raise AllocationError(f"{text!r} is not a device; write its type and number, as in cuda:0, or cpu")
@@ -60,6 +62,10 @@ class DeviceId:
     def is_cpu(self) -> bool:
         return self.type == CPU_TYPE
 
+    @property
+    def is_disk(self) -> bool:
+        return self.type == DISK_TYPE
+
     def __str__(self) -> str:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
@@ -68,6 +74,8 @@ class DeviceId:
 
 
 CPU = DeviceId(CPU_TYPE, None)
+DISK = DeviceId(DISK_TYPE, None)
+"""The model file as a home: bytes that rest in it take no RAM, and are read each time they are used."""
 
 
 class Reason(str, Enum):
@@ -76,10 +84,12 @@ class Reason(str, Enum):
     RESIDENT = "resident"
     LOW_INTENSITY = "low_intensity"
     STREAMED = "streamed"
+    HOISTED = "hoisted"
     TINY = "tiny"
     TIED = "tied"
     EMBEDDING = "embedding"
     NOT_CASTABLE = "not_castable"
+    NOT_IN_FILE = "not_in_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,8 @@ class Block:
     `bytes` are the stored bytes, scales included. `order` is the place in the order of execution (None: as declared).
     `compute` is the time in seconds that the compute device spends on this block in one step (None: unknown; the
     planner then assumes the same time per byte as in the blocks it knows). `immovable` says why the block has to stay
-    on the compute device (None: it may leave).
+    on the compute device (None: it may leave). `in_file` says whether its bytes can rest in the model file. `once` says
+    that it can be hoisted: it sees one token, which does not depend on the picture.
     """
 
     name: str
@@ -97,6 +108,8 @@ class Block:
     order: int | None = None
     compute: float | None = None
     immovable: Reason | None = None
+    in_file: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.bytes < 0:
@@ -133,29 +146,37 @@ class DeviceBudget:
     @property
     def link_speed(self) -> float:
         """The bandwidth, or what is assumed for this kind of device."""
-        if self.bandwidth is not None:
-            return self.bandwidth
-        return RAM_BANDWIDTH if self.device.is_cpu else PEER_BANDWIDTH
+        return assumed_speed(self.device) if self.bandwidth is None else self.bandwidth
+
+
+def assumed_speed(device: DeviceId) -> float:
+    """Bytes per second from a device whose link was not measured."""
+    return {CPU: RAM_BANDWIDTH, DISK: DISK_BANDWIDTH}.get(device, PEER_BANDWIDTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One block of a plan: where its bytes rest, where it runs, and why."""
+    """One block of a plan: where its bytes rest, where it runs, and why. `once`: see `Block`."""
 
     block: str
     bytes: int
     home: DeviceId
     runs_on: DeviceId
     reason: Reason
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the ring simulator expects: seconds per step, of which computing, and seconds each link is busy."""
+    """What is expected of a step: its seconds, those of computing, and those for which each link is busy.
+
+    It is an estimate unless compute times were `measured` in steps of the model.
+    """
 
     step: float
     compute: float
     links: tuple[tuple[DeviceId, float], ...]
+    measured: bool = False
 
     @property
     def slowdown(self) -> float:
@@ -164,17 +185,31 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """What the forecast of a plan is made from.
+
+    `seconds` are the compute seconds of its blocks, in order; `measured` says whether they were measured. `speeds` are
+    bytes per second from other devices.
+    """
+
+    seconds: tuple[float, ...]
+    speeds: tuple[tuple[DeviceId, float], ...] = ()
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Where each block of one model rests, in order of execution.
 
     `ring_bytes` is the staging memory on the compute device that the plan counts on; 0 when nothing is streamed.
-    Two plans are equal when they place the same blocks in the same way; the forecast does not count.
+    Two plans are equal when they place the same blocks in the same way; forecast and timing do not count.
     """
 
     compute: DeviceId
     placements: tuple[Placement, ...]
     ring_bytes: int = 0
     forecast: Forecast | None = field(default=None, compare=False)
+    timing: Timing | None = field(default=None, compare=False, repr=False)
     streamed: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
     total_bytes: int = field(init=False, repr=False, compare=False)
     _by_name: dict[str, Placement] = field(init=False, repr=False, compare=False)
@@ -217,6 +252,11 @@ class Plan:
         """Bytes per home, the compute device first, the others as they first appear in the order of execution."""
         return dict(self._bytes)
 
+    @property
+    def hoisted(self) -> tuple[Placement, ...]:
+        """The blocks that are computed ahead for all steps of a run, and copied only in its first one."""
+        return tuple(placement for placement in self.streamed if placement.reason is Reason.HOISTED)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values. `runs_on` is written only where it is not the compute device."""
         placements = []
@@ -227,6 +267,7 @@ class Plan:
             "step": self.forecast.step,
             "compute": self.forecast.compute,
             "links": {str(device): seconds for device, seconds in self.forecast.links},
+            "measured": self.forecast.measured,
         }
         return {
             "version": 1,

@@ -19,7 +19,7 @@ from .layout import ALIGNMENT
 
 log = logging.getLogger("multigpu")
 
-SEGMENT_BYTES = 1 << 30
+SEGMENT_BYTES = 512 << 20
 PAGE = 4096
 """Segments begin at a page boundary: the driver registers whole pages, and no page twice."""
 
@@ -95,6 +95,7 @@ class Arena:
         self._plan = _segment_sizes(sizes)
         self._next = 0
         self._at = 0
+        self._refused = False
         self.segments: list[Segment] = []
 
     def room(self, size: int) -> Room:
@@ -114,26 +115,31 @@ class Arena:
     def pinned_bytes(self) -> int:
         return sum(segment.data.numel() for segment in self.segments if segment.registered)
 
-    def pin(self, compute: torch.device) -> bool:
-        """Register all segments with `compute`'s driver so that copies run asynchronously at full speed.
+    def pin(self, compute: torch.device, up_to: Segment | None = None) -> bool:
+        """Register segments (all, or those before one) with `compute`'s driver: copies are asynchronous and fast then.
 
         False if this kind of device has no such call or the driver refuses; copies then work, slower.
         """
-        if self.device.type != "cpu" or compute.type != "cuda":
+        if self.device.type != "cpu" or compute.type != "cuda" or self._refused:
             return False
         for segment in self.segments:
-            if segment.registered or not segment.data.numel():
-                continue
+            if segment is up_to:
+                break
             count = segment.data.numel()
-            error = _cudart().cudaHostRegister(segment.data.data_ptr(), count, 0)
+            if segment.registered or not count:
+                continue
+            with torch.cuda.device(compute):  # of this thread
+                error = _cudart().cudaHostRegister(segment.data.data_ptr(), count, 0)
             if int(error) != 0:
                 log.warning("[MultiGPU] the driver did not pin %d bytes of RAM (%s): copies are slower", count, error)
+                self._refused = True
                 return False
             segment.registered = True
         return True
 
     def unpin(self) -> None:
         """Undo `pin`. The caller has made sure that no copy is under way."""
+        self._refused = False
         self.keep(self.segments, pinned=False)
 
     def keep(self, segments: Collection[Segment], *, pinned: bool = True) -> None:

@@ -1,18 +1,23 @@
-"""A block at its home: a module whose tensors are together in one `Room` (its memory), away from the compute device."""
+"""A block at its home: a module whose tensors are together in one `Room` (its memory), away from the compute device.
+
+A block whose home is the model file has only those tensors in its room that are not in the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import TensorWeakRef
 
-from ..devices.torch_devices import device_of
+from ..devices.torch_devices import FILE, device_of
 from .arena import Room
-from .layout import Leaf, Rebuild, is_plain, lay_out, leaves_of
+from .file_lane import FileSource
+from .layout import Leaf, Rebuild, align, is_plain, lay_out, leaves_of
+from .pages import Page
 
 
 def own_tensors(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
@@ -47,6 +52,10 @@ class HomedTensor:
         self._pointer = self.home.data_ptr()
         self.slots[self.name] = self.home
 
+    def stay(self, tensor: torch.Tensor) -> None:
+        """Leave the module the tensor that it has, in the memory that this has."""
+        self.home, self._pointer = tensor, tensor.data_ptr()
+
     def let_go(self) -> None:
         self.home = self.slots[self.name] = None
 
@@ -63,20 +72,38 @@ Laid = Sequence[tuple[torch.Tensor, HomedTensor]]
 
 @dataclass(slots=True, eq=False)
 class HomedBlock:
-    """A module whose tensors rest in `room`, away from the compute device."""
+    """A module whose tensors rest in `room`, away from the compute device, or in `pages` of the model file."""
 
     name: str
     module: torch.nn.Module
     room: Room
     tensors: Sequence[HomedTensor]
+    pages: Mapping[str, Page] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        return self.room.size
+        """Bytes that it needs in the ring."""
+        return self.room.size + sum(align(page.tensor.nbytes) for page in self.pages.values())
 
     @property
     def device(self) -> torch.device:
-        return device_of(self.room.flat)
+        return FILE if self.pages else device_of(self.room.flat)
+
+    @property
+    def source(self) -> torch.Tensor | FileSource:
+        """What a lane copies."""
+        if not self.pages:
+            return self.room.flat
+        places = {tensor.name: tensor.leaves[0].offset for tensor in self.tensors}
+        return FileSource(self.name, self.room.flat, [(places[name], page) for name, page in self.pages.items()])
+
+    def copy_into(self, memory: torch.Tensor) -> None:
+        """Copy it on the current stream. Raises HostError if it rests in a file that has changed."""
+        source = self.source
+        if isinstance(source, FileSource):
+            source.copy_into(memory)
+        else:
+            memory.copy_(source, non_blocking=True)
 
     def is_home(self) -> bool:
         return all(tensor.is_home() for tensor in self.tensors)
@@ -84,8 +111,11 @@ class HomedBlock:
     def write(self, name: str, tensor: torch.Tensor) -> bool:
         """Overwrite one tensor in place. Returns False, and changes nothing, if the new one has another shape or type.
 
-        The same if other code holds a tensor of this block, because that one must not change.
+        The same if other code holds a tensor of this block, because that one must not change, and if it is in a file. A
+        copy from a device may still be under way afterwards.
         """
+        if self.pages:
+            return False
         target = next(each for each in self.tensors if each.name == name)
         alone = self._reclaim(target)
         parts, rebuild = leaves_of(tensor)
@@ -93,7 +123,7 @@ class HomedBlock:
         if not alone or kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves]:
             return False
         for view, part in zip(target.views(self.room), parts, strict=True):
-            view.copy_(part)
+            view.copy_(part, non_blocking=True)
         if not is_plain(tensor):  # it may have other attributes than the old one
             target.rebuild = rebuild
             target.settle(self.room)
@@ -132,14 +162,27 @@ class HomedBlock:
 
     def move_to(self, room: Room, laid: Laid) -> None:
         """Move the block to another room, with the contents that `laid` names."""
-        self.room, self.tensors = room, settle_in(room, laid)
+        fill(room, laid)
+        self.tensors = settle_in(room, laid)
+        self.room, self.pages = room, {}
 
 
-def lay_out_block(module: torch.nn.Module, changed: Mapping[str, torch.Tensor] | None = None) -> tuple[Laid, int]:
-    """Where each tensor of `module` goes in a room, and the room's size. `changed` replaces tensors by name."""
+def lay_out_block(
+    module: torch.nn.Module,
+    changed: Mapping[str, torch.Tensor] | None = None,
+    *,
+    without: Collection[str] = (),
+    start: int = 0,
+) -> tuple[Laid, int]:
+    """Where each tensor of `module` goes in a room, from `start` on, and the room's size.
+
+    `changed` replaces tensors by name, `without` names some that go elsewhere.
+    """
     laid = []
-    end = 0
+    end = start
     for slots, name, tensor in own_tensors(module):
+        if name in without:
+            continue
         source = (changed or {}).get(name, tensor)
         leaves, rebuild = leaves_of(source)
         placed, end = lay_out(leaves, end)
@@ -148,11 +191,14 @@ def lay_out_block(module: torch.nn.Module, changed: Mapping[str, torch.Tensor] |
 
 
 Read = Callable[[str, torch.Tensor], bool]
-"""May fill memory with the bytes of a tensor, given by name, in another way than by copying; returns whether it did."""
+"""May fill memory with the bytes of a tensor, given by name, in another way than by copying; returns whether it does.
+
+It may go on after it has returned.
+"""
 
 
-def settle_in(room: Room, laid: Laid, read: Read = lambda name, memory: False) -> list[HomedTensor]:
-    """Copy tensors into `room`, or have them read; when all are there, put the new ones into the module."""
+def fill(room: Room, laid: Laid, read: Read = lambda name, memory: False) -> None:
+    """Copy tensors into `room`, or have them read."""
     for tensor, homed in laid:
         with torch.inference_mode(False), torch.no_grad():
             for view, source in zip(homed.views(room), leaves_of(tensor)[0], strict=True):
@@ -160,6 +206,10 @@ def settle_in(room: Room, laid: Laid, read: Read = lambda name, memory: False) -
                     view.zero_()
                 elif not read(homed.name, room.flat[homed.leaves[0].offset :][: view.nbytes]):
                     view.copy_(source)
+
+
+def settle_in(room: Room, laid: Laid) -> list[HomedTensor]:
+    """When all bytes are in `room`: put the new tensors into the module."""
     for tensor, homed in laid:
         homed.settle(room, tensor if homed.slots[homed.name] is tensor else None)
     return [homed for _, homed in laid]

@@ -2,28 +2,73 @@
 
 A lane owns its streams. `copy` promises: it starts after every event in `after`, and the event it returns completes
 when the destination may be read. On devices without streams a copy is done when `copy` returns, and its event is None.
+A lane with a thread of its own (`file_lane`) returns an `Arrival` instead: an event that is recorded later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from .arena import allocate
+from .trials import burst
 
 Event = Any
 """A device event, or None where everything is synchronous."""
 
 BOUNCE_BYTES = 16 << 20
 TRIAL_BYTES = 32 << 20
-"""What is copied to measure a lane."""
+"""What one copy has that is timed to measure a lane."""
+
+
+class Arrival:
+    """An event that another thread will record. Who needs it waits until then."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self._event: Event = None
+        self._error: BaseException | None = None
+
+    def over(self, event: Event, error: BaseException | None) -> None:
+        """It is recorded now; `error` says that not all bytes have arrived."""
+        self._event, self._error = event, error
+        self._is_over.set()
+
+    def event(self) -> Event:
+        """Wait until it is recorded."""
+        self._is_over.wait()
+        return self._event
+
+    def check(self) -> None:
+        """Raises what has kept bytes from arriving."""
+        self._is_over.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def wait_for(stream: Any, event: Event) -> None:
+    """Let a stream wait for a copy, whether or not its bytes have arrived."""
+    recorded = event.event() if isinstance(event, Arrival) else event
+    if recorded is not None:
+        stream.wait_event(recorded)
+
+
+def check(event: Event) -> None:
+    """Raises what has kept the bytes of a copy from arriving."""
+    if isinstance(event, Arrival):
+        event.check()
 
 
 class Lane(Protocol):
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event: ...
+    def copy(self, target: torch.Tensor, source: Any, after: Iterable[Event]) -> Event:
+        """`source` is a tensor, or what the lane reads from."""
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Makes its stream on the compute device the current one: memory that is allocated meanwhile belongs to it."""
 
     def synchronize(self) -> None:
         """Wait until no copy is under way."""
@@ -44,6 +89,9 @@ class SynchronousLane:
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
         target.copy_(source)
         return None
+
+    def current(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
@@ -66,7 +114,7 @@ class StreamLane:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
         for event in after:
-            self._stream.wait_event(event)
+            wait_for(self._stream, event)
         with ExitStack() as current:
             if self._home_stream is not None:
                 current.enter_context(self._module.stream(self._home_stream))
@@ -75,6 +123,9 @@ class StreamLane:
         event = self._module.Event()
         event.record(self._stream)
         return event
+
+    def current(self) -> AbstractContextManager[Any]:
+        return self._module.stream(self._stream)  # type: ignore[no-any-return]
 
     def synchronize(self) -> None:
         self._stream.synchronize()
@@ -96,7 +147,7 @@ class BounceLane:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Iterable[Event]) -> Event:
         for event in after:
-            self._in.wait_event(event)
+            wait_for(self._in, event)
         for start in range(0, source.numel(), BOUNCE_BYTES):
             part = source[start : start + BOUNCE_BYTES]
             buffer = self._buffers[self._turn][: part.numel()]
@@ -116,6 +167,9 @@ class BounceLane:
         event.record(self._in)
         return event
 
+    def current(self) -> AbstractContextManager[Any]:
+        return self._module.stream(self._in)  # type: ignore[no-any-return]
+
     def synchronize(self) -> None:
         self._out.synchronize()
         self._in.synchronize()
@@ -133,7 +187,7 @@ def open_lane(home: torch.device, compute: torch.device) -> Lane:
         return StreamLane(home, compute)
     lanes: list[Lane] = [StreamLane(home, compute), BounceLane(home, compute)]
     source, target = allocate(TRIAL_BYTES, home), allocate(TRIAL_BYTES, compute)
-    best = min(lanes, key=lambda lane: seconds_per_copy(lane, source, target))
+    best = min(lanes, key=lambda lane: min(seconds_per_copy(lane, source, target)))
     for lane in lanes:
         if lane is not best:
             lane.close()
@@ -146,24 +200,11 @@ def peer_access(compute: torch.device, home: torch.device) -> bool:
     return True if ask is None else bool(ask(compute.index, home.index))
 
 
-def seconds_per_copy(lane: Lane, source: torch.Tensor, target: torch.Tensor) -> float:
-    """Seconds to copy `source` to `target`, on a device with streams: the fastest of three tries."""
+def seconds_per_copy(lane: Lane, source: torch.Tensor, target: torch.Tensor) -> list[float]:
+    """Seconds of each of a few copies of `source` to `target` in a row, on a device with streams."""
     module = device_module(target.device)
     for device in {source.device, target.device}:
         if device.type != "cpu":
             module.synchronize(device)
     stream = module.current_stream(target.device)
-    elapsed = (
-        timed(module, stream, lambda began: stream.wait_event(lane.copy(target, source, [began]))) for _ in range(3)
-    )
-    return min(elapsed)
-
-
-def timed(module: Any, stream: Any, work: Callable[[Event], Any]) -> float:
-    """Seconds that `work` takes on a stream, by the device's own clock. `work` gets the event at which they begin."""
-    begin, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
-    begin.record(stream)
-    work(begin)
-    end.record(stream)
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+    return burst(module, stream, lambda: stream.wait_event(lane.copy(target, source, ())))

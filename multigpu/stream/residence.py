@@ -10,29 +10,33 @@ always be read, at its home.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ..devices.torch_devices import device_of, torch_device
-from ..plan import Plan
-from .arena import Arena, Segment
+from ..devices.torch_devices import FILE, device_of, torch_device
+from ..plan import Plan, Reason
+from .arena import Arena, Room, Segment
+from .file_homes import Pages, Rest, rest_in_file
 from .file_reader import FileReader
-from .homes import HomedBlock, Read, as_parameter, lay_out_block, moved, own_tensors, settle_in
+from .hoisting import Hoisting
+from .homes import HomedBlock, Laid, Read, as_parameter, fill, lay_out_block, moved, own_tensors, settle_in
 from .lanes import device_module
 from .layout import copy_to, is_plain, leaves_of
 from .pages import Page
-from .streamer import Streamer
+from .step_times import StepTimes
+from .streamer import Spare, Streamer
 
 Progress = Callable[[int], None]
 """Called with the bytes of each block that has been moved."""
 
-Pages = Callable[[str, str], Page | None]
-"""The page that a tensor, given by block and name, is in; None for one that is elsewhere."""
-
 RAM = torch.device("cpu")
+AHEAD = 1 << 30
+"""So many bytes that go to RAM are being read at a time."""
 
 
 Modules = Mapping[str, torch.nn.Module]
@@ -46,8 +50,12 @@ class Residence:
         self.compute = RAM
         self.plan: Plan | None = None
         self.streamer: Streamer | None = None
+        self.times = StepTimes()
+        self.unhoistable: set[str] = set()
+        """Blocks that a plan was to hoist, but that turned out to see more than one token, or others than expected."""
         self._homed: dict[str, HomedBlock] = {}
         self._arenas: list[Arena] = []
+        self._out: Any = None
 
     def apply(
         self,
@@ -55,13 +63,18 @@ class Residence:
         modules: Modules,
         progress: Progress = lambda count: None,
         page: Pages = lambda block, name: None,
+        rest: Rest = lambda block, name: False,
+        spare: Spare | None = None,
     ) -> None:
         """Bring every block to its home and start to stream those that rest away from the compute device.
 
-        Weights that `page` knows are read from their file.
+        Weights that `page` knows are read from their file. `rest` lets those rest there whose home is the file.
+        Streamed blocks are retained as far as `spare` says.
         """
-        self._stop_streaming()
+        moves_away = torch_device(plan.compute) != self.compute
+        self._stop_streaming(unpin=moves_away)
         self.plan, self.compute = None, torch_device(plan.compute)
+        self._out = None if moves_away else self._out
         away = {p.block: torch_device(p.home) for p in plan.placements if p.home != plan.compute}
         left = self._homed
         self._homed = _in_full_segments(
@@ -70,22 +83,58 @@ class Residence:
         for block in self._homed:
             del left[block]
         moving = {block: modules[block] for block in away if block not in self._homed}
-        with FileReader(self.compute) as reader:
-            for block, size in self._fill(moving, away, reader, page):
+        resident = [placement for placement in plan.placements if placement.block not in away]
+        filed = {block: moving.pop(block) for block in [*moving] if away[block] == FILE}
+        with FileReader(self.compute) as reader, ThreadPoolExecutor(1, "multigpu-pin") as pinning:
+            for homed in rest_in_file(filed, page, rest, lambda sizes: self._arena(RAM, sizes)):
+                self._homed[homed.name] = homed
+                _vacate(left, homed.name)
+                progress(homed.size)
+            for block, size in self._fill(moving, away, reader, page, pinning):
                 _vacate(left, block)
                 progress(size)
-            for placement in plan.placements:
-                if placement.block not in away:
-                    _bring(placement.block, modules[placement.block], self.compute, reader, page)
-                    _vacate(left, placement.block)
-                    progress(placement.bytes)
+            reader.expect(_pages(modules, (placement.block for placement in resident), page))
+            self._drop_unused()
+            pinned = pinning.submit(self._pin)
+            for placement in resident:
+                _bring(placement.block, modules[placement.block], self.compute, reader, page)
+                _vacate(left, placement.block)
+                progress(placement.bytes)
+            pinned.result()
         self._settle()
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
         if blocks:
-            self._pin()
-            self.streamer = Streamer(blocks, self.compute, plan.ring_bytes)
+            self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, spare)
+            hoisted = [number for number, p in enumerate(plan.streamed) if p.reason is Reason.HOISTED]
+            if hoisted:
+                self.streamer.hoisting = Hoisting(blocks, hoisted, self.unhoistable, self._aside)
             self.streamer.attach()
         self.plan = plan
+
+    def time_steps(self, *, cold: bool) -> None:
+        """Time the next steps, if blocks are streamed. `cold`: the first of them is not like the others."""
+        if self.streamer is not None and self.plan is not None:
+            self.times.begin(self.plan, self.streamer.blocks, self.compute, cold=cold)
+
+    @property
+    def hoisting(self) -> Hoisting | None:
+        return None if self.streamer is None else self.streamer.hoisting
+
+    def forget_hoisted(self) -> None:
+        """The model gets other patches: what was computed ahead is not right for them."""
+        if self.hoisting is not None:
+            self.hoisting.forget()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Blocks that run meanwhile are no part of a step."""
+        assert self.streamer is not None
+        self.times.paused = True
+        try:
+            with self.streamer.aside():
+                yield
+        finally:
+            self.times.paused = False
 
     def intact(self) -> bool:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
@@ -114,9 +163,28 @@ class Residence:
             device = self.compute if self.plan is not None else RAM
             here = _on(tensor, device) if ours else copy_to(tensor, device)
             slots[name] = as_parameter(here) if isinstance(slots[name], torch.nn.Parameter) else here
-        elif not homed.write(name, tensor):
+        elif not self._written(homed, name, tensor):
+            if self._out is not None:
+                self._out.synchronize()  # other tensors of the block may still be on their way to where it moves from
             laid, size = lay_out_block(module, {name: tensor})
-            homed.move_to(self._arena(homed.device, [size]).room(size), laid)
+            homed.move_to(self._arena(device_of(homed.room.flat), [size]).room(size), laid)
+
+    def _written(self, homed: HomedBlock, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor could be overwritten. One on the compute device is copied on a stream of its own, so that
+        the device can go on with the next one; the copy may still be under way afterwards.
+        """
+        module = device_module(self.compute)
+        leaves, _ = leaves_of(tensor)
+        if module is None or any(device_of(leaf) != self.compute for leaf in leaves):
+            return homed.write(name, tensor)
+        if self._out is None:
+            self._out = module.Stream(device=self.compute)
+        self._out.wait_stream(module.current_stream(self.compute))
+        with module.stream(self._out):
+            written = homed.write(name, tensor)
+        for leaf in leaves:
+            leaf.record_stream(self._out)
+        return written
 
     def changing(self) -> None:
         """Bytes at home are about to change: nothing staged may be used, no copy may be under way."""
@@ -127,7 +195,29 @@ class Residence:
         """Changes are done: the next copies see them."""
         self._settle()
         if self.streamer is not None:
+            self._drop_unused()
             self._pin()
+
+    @property
+    def retained_bytes(self) -> int:
+        """Bytes of streamed blocks that stay on the compute device for now."""
+        streamer = self.streamer
+        return 0 if streamer is None else streamer.retained_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the ring on the compute device."""
+        streamer = self.streamer
+        return 0 if streamer is None else streamer.ring_bytes
+
+    @property
+    def hoisted_bytes(self) -> int:
+        """Bytes of streamed blocks that are computed ahead instead of copied in each step."""
+        return 0 if self.hoisting is None else self.hoisting.spared_bytes
+
+    def release(self, count: float) -> int:
+        """Give back so many bytes of those, or all. Returns how many."""
+        return 0 if self.streamer is None or count <= 0 else self.streamer.release(count)
 
     def leave(self, elsewhere: Callable[[str, str], bool] = lambda block, name: False) -> None:
         """Stop streaming and unpin. Bytes on donors go to RAM; those in RAM and on the compute device stay there.
@@ -145,6 +235,10 @@ class Residence:
                 homed.vacate()
             if homed.device != RAM or not homed.is_home():
                 del self._homed[block]
+
+    def is_in_file(self, block: str) -> bool:
+        """Whether a block rests in the model file."""
+        return block in self._homed and self._homed[block].device == FILE
 
     def is_homed(self, block: str) -> bool:
         """Whether a block rests at the home that we gave it, away from the compute device."""
@@ -170,22 +264,39 @@ class Residence:
     # -- moving -------------------------------------------------------------------------------------------------
 
     def _fill(
-        self, blocks: Modules, away: Mapping[str, torch.device], reader: FileReader, page: Pages
+        self, blocks: Modules, away: Mapping[str, torch.device], reader: FileReader, page: Pages, pinning: Executor
     ) -> Iterator[tuple[str, int]]:
-        """Copy blocks into new arenas, one at a time, and yield each one's name and size when it is there.
+        """Copy blocks into new arenas and yield each one's name and size when it is there.
 
-        The source of each is free before the next is copied.
+        A block that is copied leaves its old memory before the next is copied. Of blocks that are read from a file
+        several are under way at a time; meanwhile the memory of those that are there is pinned.
         """
         layouts = {block: lay_out_block(module) for block, module in blocks.items()}
         for device in dict.fromkeys(away[block] for block in blocks):
             here = [block for block in blocks if away[block] == device]
             arena = self._arena(device, [layouts[block][1] for block in here])
+            under_way: deque[tuple[str, Laid, Room, list[Future[None]]]] = deque()
             for block in here:
                 laid, size = layouts.pop(block)
-                room, read = arena.room(size), _read_by(reader, page, block, device)
-                self._homed[block] = HomedBlock(block, blocks[block], room, settle_in(room, laid, read))
+                room, reading = arena.room(size), list[Future[None]]()
+                fill(room, laid, _read_by(reader, page, block, device, reading))
+                under_way.append((block, laid, room, reading))
                 del laid
-                yield block, size
+                while under_way and (not reading or sum(room.size for _, _, room, _ in under_way) > AHEAD):
+                    segment = under_way[0][2].segment
+                    yield self._arrived(blocks, *under_way.popleft())
+                    if under_way and under_way[0][2].segment is not segment:
+                        pinning.submit(arena.pin, self.compute, up_to=under_way[0][2].segment)
+            while under_way:
+                yield self._arrived(blocks, *under_way.popleft())
+
+    def _arrived(
+        self, blocks: Modules, name: str, laid: Laid, room: Room, reading: list[Future[None]]
+    ) -> tuple[str, int]:
+        for done in reading:
+            done.result()
+        self._homed[name] = HomedBlock(name, blocks[name], room, settle_in(room, laid))
+        return name, room.size
 
     def _arena(self, device: torch.device, sizes: Sequence[int]) -> Arena:
         arena = Arena(device, sizes)
@@ -193,19 +304,24 @@ class Residence:
             self._arenas.append(arena)
         return arena
 
-    def _pin(self) -> None:
-        """Pin all memory in RAM that blocks rest in, and give up what none rests in any more."""
+    def _drop_unused(self) -> None:
+        """Give up memory in RAM that no block rests in any more."""
         used = {block.room.segment for block in self._homed.values() if block.room.segment is not None}
         for arena in self._arenas:
             arena.keep(used)
-            arena.pin(self.compute)
         self._arenas = [arena for arena in self._arenas if arena.segments]
 
-    def _stop_streaming(self) -> None:
+    def _pin(self) -> None:
+        """Pin all memory in RAM that blocks rest in."""
+        for arena in self._arenas:
+            arena.pin(self.compute)
+
+    def _stop_streaming(self, *, unpin: bool = True) -> None:
+        self.times.detach()
         if self.streamer is not None:
             self.streamer.close()
             self.streamer = None
-        for arena in self._arenas:
+        for arena in self._arenas if unpin else ():
             arena.unpin()
 
     def _settle(self) -> None:
@@ -220,15 +336,24 @@ def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
     return all(device_of(leaf) == device for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0])
 
 
-def _read_by(reader: FileReader, page: Pages, block: str, device: torch.device) -> Read:
+def _read_by(reader: FileReader, page: Pages, block: str, device: torch.device, reading: list[Future[None]]) -> Read:
     def read(name: str, memory: torch.Tensor) -> bool:
         its = page(block, name)
         if device != RAM or its is None or not reader.reads(its):
             return False
-        reader.fill(memory, its)
+        reading.extend(reader.fill(memory, its))
         return True
 
     return read
+
+
+def _pages(modules: Modules, blocks: Iterable[str], page: Pages) -> Iterator[Page]:
+    """The pages that weights of these blocks are in, in the order in which they will be read."""
+    for block in blocks:
+        for _, name, _ in own_tensors(modules[block]):
+            its = page(block, name)
+            if its is not None:
+                yield its
 
 
 def _bring(block: str, module: torch.nn.Module, device: torch.device, reader: FileReader, page: Pages) -> None:
@@ -252,7 +377,7 @@ def _in_full_segments(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:
     used: Counter[Segment] = Counter()
     for block in blocks.values():
         if block.room.segment is not None:
-            used[block.room.segment] += block.size
+            used[block.room.segment] += block.room.size
     return {
         name: block
         for name, block in blocks.items()

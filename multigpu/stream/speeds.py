@@ -1,6 +1,6 @@
 """Measures the speed of links and devices, in the way that streaming uses them. None where it cannot be measured.
 
-A measurement takes milliseconds and tens of MiB, which are freed afterwards, together with everything else in the
+A measurement takes some 50 ms and tens of MiB, which are freed afterwards, together with everything else in the
 device's allocator cache. It waits for the devices it measures, so do not measure during a run. The current device and
 stream are not changed.
 """
@@ -19,7 +19,8 @@ from ..devices.caches import clear_caches
 from ..devices.torch_devices import torch_device
 from ..plan import DeviceId
 from .arena import Arena, allocate
-from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy, timed
+from .lanes import TRIAL_BYTES, SynchronousLane, device_module, open_lane, seconds_per_copy
+from .trials import burst, steady
 
 log = logging.getLogger("multigpu")
 
@@ -34,12 +35,19 @@ LONG_ENOUGH = 2e-3
 def link_bandwidth(home: DeviceId, compute: DeviceId) -> float | None:
     """Bytes per second from `home` to `compute`, through the lane that streaming would use; RAM is pinned for it."""
     what = f"the link from {home} to {compute}"
-    return _attempt(what, [home, compute], lambda: _bandwidth(torch_device(home), torch_device(compute)))
+    figure = _attempt(what, [home, compute], lambda: _bandwidth(torch_device(home), torch_device(compute)))
+    if figure is not None:
+        log.info("[MultiGPU] measured %s: %.1f GB/s", what, figure / 1e9)
+    return figure
 
 
 def layer_flops(compute: DeviceId) -> float | None:
     """Floating-point operations per second in a layer of an image model, in bf16 (fp16 where that is emulated)."""
-    return _attempt(f"the compute rate of {compute}", [compute], lambda: _flops(torch_device(compute)))
+    what = f"the compute rate of {compute}"
+    figure = _attempt(what, [compute], lambda: _flops(torch_device(compute)))
+    if figure is not None:
+        log.info("[MultiGPU] measured %s: %.3g TFLOP/s", what, figure / 1e12)
+    return figure
 
 
 def _attempt(what: str, devices: list[DeviceId], measure: Callable[[], float | None]) -> float | None:
@@ -65,7 +73,8 @@ def _bandwidth(home: torch.device, compute: torch.device) -> float | None:
         lane = last_first.enter_context(closing(open_lane(home, compute)))
         if isinstance(lane, SynchronousLane):
             return None
-        seconds = seconds_per_copy(lane, source, allocate(TRIAL_BYTES, compute))
+        target = allocate(TRIAL_BYTES, compute)
+        seconds = steady(lambda: seconds_per_copy(lane, source, target))
     return TRIAL_BYTES / seconds if seconds else None
 
 
@@ -76,13 +85,13 @@ def _flops(compute: torch.device) -> float | None:
     with module.device(compute.index):
         weight = torch.ones(WIDTH, WIDTH, dtype=half_type(module), device=compute)
         for tokens in TOKENS:
-            seconds = _seconds_per_layer(module, tokens, weight)
-            if not seconds:
+            products = _products(module, tokens, weight)
+            first = min(products())
+            if not first:
                 return None
-            flops = 2.0 * tokens * WIDTH * WIDTH / seconds
-            if seconds > LONG_ENOUGH:
+            if first > LONG_ENOUGH:
                 break
-    return flops
+        return 2.0 * tokens * WIDTH * WIDTH / steady(products)
 
 
 def half_type(module: Any) -> torch.dtype:
@@ -94,15 +103,8 @@ def half_type(module: Any) -> torch.dtype:
     return torch.bfloat16 if ask(**natively) else torch.float16
 
 
-def _seconds_per_layer(module: Any, tokens: int, weight: torch.Tensor) -> float:
-    """Seconds of one product, the faster of two tries.
-
-    The product before it is not timed: it warms up, and keeps the device busy until the timed one is queued.
-    """
+def _products(module: Any, tokens: int, weight: torch.Tensor) -> Callable[[], list[float]]:
+    """Seconds of each of a few products in a row, with an input of so many rows."""
     given = torch.ones(tokens, WIDTH, dtype=weight.dtype, device=weight.device)
     result, stream = torch.empty_like(given), module.current_stream(weight.device)
-    elapsed = []
-    for _ in range(2):
-        torch.mm(given, weight, out=result)
-        elapsed.append(timed(module, stream, lambda began: torch.mm(given, weight, out=result)))
-    return min(elapsed)
+    return lambda: burst(module, stream, lambda: torch.mm(given, weight, out=result))

@@ -2,38 +2,63 @@
 
     home (pinned RAM, other GPU) --lane--> ring on the compute device --hooks--> module parameters, for one forward
 
-Ordering, by events only (the host never waits):
+Ordering, by events only (the host waits for nothing but a file that is still being read):
 - a copy into ring bytes starts after the compute that last read those bytes;
 - a block's forward starts after its copy;
 - the copy of the next expected block is issued as soon as there is room, across the end of a step.
+
+Blocks may be retained: their bytes stay on the compute device, in memory of their own, as long as there is room to
+spare. Their home has them too, so that the memory can be given back at once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
 
+from ..devices.torch_devices import FILE, device_name
+from ..units import format_bytes
 from .arena import Segment, allocate
+from .file_lane import open_file_lane
+from .hoisting import Hoisting
 from .homes import HomedBlock
-from .lanes import Event, Lane, device_module, open_lane
+from .lanes import Event, Lane, check, device_module, open_lane, wait_for
 from .layout import align
 from .ring_ledger import Extent, RingLedger
-from .schedule import UsePredictor
+from .schedule import UsePredictor, evenly
+
+log = logging.getLogger("multigpu")
+
+SLAB_BYTES = 128 << 20
+"""Blocks that stay on the compute device share memory of about this size, which is given back as a whole."""
 
 
 @dataclass(slots=True, eq=False)
 class _Staged:
-    """A block's bytes in the ring, expected to be used `pending` more times."""
+    """A block's bytes in the ring, expected to be used `pending` more times; or in memory of their own, to stay."""
 
     block: int
+    memory: Segment
     extent: Extent
     ready: Event
+    retained: bool = False
     pending: int = 0
     read: Event = None
+
+
+@dataclass(slots=True, eq=False)
+class _Slab:
+    """Memory of the compute device in which blocks stay, and where each begins."""
+
+    memory: Segment
+    starts: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -46,6 +71,7 @@ class StreamCounters:
     copied_bytes: int = 0
     unstaged: int = 0
     foreign: int = 0
+    hoisted: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,24 +82,39 @@ class _Active:
     staged: _Staged | None
 
 
+Spare = Callable[[], int]
+"""Bytes of the compute device that are free and needed by nobody; below zero: so many that must be given back."""
+
+
 class Streamer:
     """Streams `blocks` into a ring of `ring_bytes` on `compute` while attached to their modules."""
 
     poison: ClassVar[bool] = False
     """Tests set this: ring bytes are overwritten after each use, so that a missing wait shows as wrong numbers."""
 
-    def __init__(self, blocks: Sequence[HomedBlock], compute: torch.device, ring_bytes: int) -> None:
-        """A ring smaller than the largest block becomes as large as that."""
+    def __init__(
+        self, blocks: Sequence[HomedBlock], compute: torch.device, ring_bytes: int, spare: Spare | None = None
+    ) -> None:
+        """A ring smaller than the largest block becomes as large as that. Without `spare` no block is retained."""
         self.compute = compute
         self.blocks = blocks
         self.counters = StreamCounters()
+        self.passing: Callable[[HomedBlock], None] | None = None
+        """Called with a block from the model file when its bytes are there, before it runs: may replace its tensors."""
+        self.hoisting: Hoisting | None = None
+        """Knows which blocks need no weights in a pass."""
+        self._aside: dict[int, Segment] | None = None
         self._device = device_module(compute)
         self._ring = Segment(allocate(align(max(ring_bytes, *(block.size for block in blocks))), compute))
         self._ledger = RingLedger(self._ring.data.numel())
         self._lanes: dict[torch.device, Lane] = {}
         self._predictor = UsePredictor(range(len(blocks)))
         self._ahead: deque[tuple[int, _Staged]] = deque()
-        self._in_ring: dict[int, _Staged] = {}
+        self._staged: dict[int, _Staged] = {}
+        self._spare = spare
+        self._slabs: list[_Slab] = []
+        self._may_retain_more = True
+        self._in_pass: dict[int, None] = {}
         self._released: list[tuple[Extent, Event]] = []
         self._active: _Active | None = None
         self._handles: list[Any] = []
@@ -84,7 +125,7 @@ class Streamer:
 
     def attach(self) -> None:
         for home in dict.fromkeys(block.device for block in self.blocks):
-            self._lanes[home] = open_lane(home, self.compute)
+            self._lane(home)
         if self._device is not None:
             # The ring's memory belongs to the stream it was allocated on; the lanes must not write before it is free.
             ready = self._device.Event()
@@ -92,7 +133,7 @@ class Streamer:
             self._released.append((Extent(0, self.ring_bytes, 0), ready))
         for index, block in enumerate(self.blocks):
             before = block.module.register_forward_pre_hook(
-                lambda module, _args, index=index: self._before(index) if self._owns(module, index) else None
+                lambda module, args, index=index: self._before(index, args) if self._owns(module, index) else None
             )
             after = block.module.register_forward_hook(
                 lambda module, _args, _output, index=index: self._after(index) if self._owns(module, index) else None,
@@ -103,6 +144,11 @@ class Streamer:
     def _owns(self, module: torch.nn.Module, index: int) -> bool:
         """False for a copy of a module of ours, which has its hooks, but weights of its own."""
         return module is self.blocks[index].module
+
+    def _lane(self, home: torch.device) -> Lane:
+        if home not in self._lanes:
+            self._lanes[home] = open_file_lane(self.compute) if home == FILE else open_lane(home, self.compute)
+        return self._lanes[home]
 
     def close(self) -> None:
         """Leave the modules as they were before `attach`: tensors at home, no hooks, no ring, no copy under way."""
@@ -121,31 +167,122 @@ class Streamer:
         for lane in self._lanes.values():
             lane.synchronize()
         self._drop(len(self._ahead))
+        if self.hoisting is not None:
+            self.hoisting.forget()
+        if self._slabs:
+            self.release(self.retained_bytes)
+            self._may_retain_more = True
+
+    # -- retaining ----------------------------------------------------------------------------------------------
+
+    @property
+    def retained_bytes(self) -> int:
+        return sum(slab.memory.data.numel() for slab in self._slabs)
+
+    def retain_more(self) -> None:
+        """A new run begins, and there may be other room: it is looked at again after its first pass."""
+        self._may_retain_more = True
+        self._in_pass.clear()
+
+    def release(self, count: float) -> int:
+        """Give back at least so many bytes of retained blocks, or all. Returns how many."""
+        if not self._slabs or count <= 0:
+            return 0
+        self._recover()
+        self._drop(len(self._ahead))
+        before = self.retained_bytes
+        while self._slabs and before - self.retained_bytes < count:
+            slab = self._slabs.pop()
+            staged = [self._staged.pop(index) for index in slab.starts if index in self._staged]
+            if self._device is not None:
+                stream = self._device.current_stream(self.compute)
+                slab.memory.data.record_stream(stream)  # which may still read it
+                for its in staged:
+                    wait_for(stream, its.ready)  # a copy may still be under way
+        empty_cache = getattr(self._device, "empty_cache", None)
+        if empty_cache is not None:  # so that the driver has it, and not only torch
+            empty_cache()
+        return before - self.retained_bytes
+
+    def _after_pass(self) -> None:
+        """All blocks have run, so what a pass needs is allocated, or in the allocator's cache. The rest can be used."""
+        spare = 0 if self._spare is None else self._spare()
+        if spare < 0:
+            self._may_retain_more = False
+            self.release(-spare)
+        elif self._may_retain_more and spare:
+            self._may_retain_more = False
+            known = {index for slab in self._slabs for index in slab.starts}
+            known |= self.hoisting.numbers if self.hoisting is not None else set()
+            streamed = [index for index in range(len(self.blocks)) if index not in known]
+            chosen = [streamed[number] for number in evenly([self.blocks[index].size for index in streamed], spare)]
+            if chosen and self._retain(chosen):
+                words = "[MultiGPU] %s of the streamed weights stay on %s: there is room"
+                log.info(words, format_bytes(self.retained_bytes), device_name(self.compute))
+
+    def _retain(self, blocks: Sequence[int]) -> bool:
+        """Memory of their own for these blocks, which come there when they are next expected. False if there is none.
+
+        It is allocated for the stream that fills it. So it is taken from the driver, and the allocator's cache stays as
+        the next pass needs it.
+        """
+        slabs: list[list[int]] = [[]]
+        for index in blocks:
+            if sum(self.blocks[each].size for each in slabs[-1]) >= SLAB_BYTES:
+                slabs.append([])
+            slabs[-1].append(index)
+        try:
+            for slab in slabs:
+                ends = [*accumulate(self.blocks[index].size for index in slab)]
+                with self._lane(self.blocks[slab[0]].device).current():
+                    memory = Segment(allocate(ends[-1], self.compute))
+                self._slabs.append(_Slab(memory, dict(zip(slab, [0, *ends], strict=False))))
+        except RuntimeError:  # torch.OutOfMemoryError is one; other backends raise their own
+            return bool(self._slabs)
+        return True
 
     # -- the two hooks ------------------------------------------------------------------------------------------
 
-    def _before(self, index: int) -> None:
+    def _before(self, index: int, given: tuple[Any, ...]) -> None:
         self._recover()
         block = self.blocks[index]
         if not block.is_home():
             self.counters.foreign += 1
             return
+        if self._aside is not None:
+            self._bring_aside(index, given)
+            return
+        skipped = self.hoisting is not None and self.hoisting.skips(index, given)
         self.counters.uses += 1
+        if next(iter(self._in_pass), None) == index and len(self._in_pass) > len(self.blocks) // 2:
+            self._in_pass.clear()
+            self._after_pass()
+        self._in_pass[index] = None
+        if skipped:
+            self._pass_over(index)
+            return
         staged = self._take(index)
         if staged is None:
             self._active = self._bring_unstaged(block)
             return
-        if self._device is not None:
-            self._device.current_stream(self.compute).wait_event(staged.ready)
         self._active = _Active(block, staged)
+        if self._device is not None:
+            wait_for(self._device.current_stream(self.compute), staged.ready)
+        check(staged.ready)
         for tensor in block.tensors:
-            parts = [leaf.view(self._ring.typed(leaf.dtype), staged.extent.start) for leaf in tensor.leaves]
+            parts = [leaf.view(staged.memory.typed(leaf.dtype), staged.extent.start) for leaf in tensor.leaves]
             tensor.slots[tensor.name] = tensor.rebuild(parts)
+        self._pass(block)
+
+    def _pass(self, block: HomedBlock) -> None:
+        if block.pages and self.passing is not None:
+            self.passing(block)
 
     def _after(self, index: int) -> None:
         if self._active is not None and self._active.block is self.blocks[index]:
             self._put_back()
-            self._look_ahead()
+            if self._aside is None:
+                self._look_ahead()
 
     def _recover(self) -> None:
         """After an interrupted forward, whose second hook did not run: do what that hook would have done."""
@@ -160,7 +297,7 @@ class Streamer:
         staged = active.staged
         if staged is None:
             return
-        if self.poison and staged.pending == 1:
+        if self.poison and staged.pending == 1 and not staged.retained:
             self._ring.data[staged.extent.start : staged.extent.end].fill_(0xFF)
         if self._device is not None:
             staged.read = self._device.Event()
@@ -179,7 +316,7 @@ class Streamer:
                 return self._ahead.popleft()[1]
         self.counters.misses += 1
         self._drop(len(self._ahead))
-        staged_now = self._stage(index)
+        staged_now = self._staged.get(index) or self._stage(index)
         if staged_now is not None:
             staged_now.pending += 1
         return staged_now
@@ -188,7 +325,10 @@ class Streamer:
         """Issue copies for the expected uses, in order, while there is room."""
         position = self._ahead[-1][0] + 1 if self._ahead else self._predictor.next_position
         while (index := self._predictor.expected(position)) is not None:
-            staged = self._in_ring.get(index) or self._stage(index)
+            if self.hoisting is not None and not self.hoisting.needed(index):
+                position += 1
+                continue
+            staged = self._staged.get(index) or self._stage(index)
             if staged is None:
                 return
             staged.pending += 1
@@ -196,16 +336,23 @@ class Streamer:
             position += 1
 
     def _stage(self, index: int) -> _Staged | None:
-        block = self.blocks[index]
-        extent = self._ledger.reserve(block.size)
+        for slab in self._slabs:
+            if index in slab.starts:
+                place = Extent(slab.starts[index], self.blocks[index].size, 0)
+                return self._copied(index, slab.memory, place, (), retained=True)
+        extent = self._ledger.reserve(self.blocks[index].size)
         if extent is None:
             return None
-        after = self._overwrite(extent)
-        target = self._ring.data[extent.start : extent.end]
-        ready = self._lanes[block.device].copy(target, block.room.flat, after)
+        return self._copied(index, self._ring, extent, self._overwrite(extent))
+
+    def _copied(
+        self, index: int, memory: Segment, extent: Extent, after: Sequence[Event], *, retained: bool = False
+    ) -> _Staged:
+        block = self.blocks[index]
+        ready = self._lane(block.device).copy(memory.data[extent.start : extent.end], block.source, after)
         self.counters.copies += 1
         self.counters.copied_bytes += block.size
-        staged = self._in_ring[index] = _Staged(index, extent, ready)
+        staged = self._staged[index] = _Staged(index, memory, extent, ready, retained)
         return staged
 
     def _overwrite(self, extent: Extent) -> list[Event]:
@@ -226,20 +373,55 @@ class Streamer:
 
     def _unexpect(self, staged: _Staged) -> None:
         staged.pending -= 1
-        if staged.pending == 0:
-            del self._in_ring[staged.block]
+        if staged.pending == 0 and not staged.retained:
+            del self._staged[staged.block]
             event = staged.read if staged.read is not None else staged.ready
             if event is not None:
                 self._released.append((staged.extent, event))
             self._ledger.release(staged.extent)
 
+    def _pass_over(self, index: int) -> None:
+        """A block runs that needs no weights. It is part of the sequence all the same."""
+        self.counters.hoisted += 1
+        self._predictor.used(index)
+        if self._ahead and self._ahead[0][1].block == index:
+            self._drop(1)
+        self._look_ahead()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Blocks that run meanwhile are no part of the sequence. Each is copied once, and nothing staged is touched."""
+        self._aside = {}
+        try:
+            yield
+        finally:
+            self._recover()
+            self._aside = None
+
+    def _bring_aside(self, index: int, given: tuple[Any, ...]) -> None:
+        assert self._aside is not None
+        if self.hoisting is not None:
+            self.hoisting.reached(index, given)
+        block = self.blocks[index]
+        if index not in self._aside:
+            self._aside[index] = self._copy_here(block)
+        self._active = self._use_here(block, self._aside[index])
+
     def _bring_unstaged(self, block: HomedBlock) -> _Active:
         """Copy a block that has no room in the ring on the compute stream itself, into memory of its own."""
         self.counters.unstaged += 1
+        return self._use_here(block, self._copy_here(block))
+
+    def _copy_here(self, block: HomedBlock) -> Segment:
         bytes_here = Segment(allocate(block.size, self.compute))
-        bytes_here.data.copy_(block.room.flat, non_blocking=True)
-        active = _Active(block, None)
+        block.copy_into(bytes_here.data)
+        self.counters.copied_bytes += block.size
+        return bytes_here
+
+    def _use_here(self, block: HomedBlock, bytes_here: Segment) -> _Active:
+        active = self._active = _Active(block, None)
         for tensor in block.tensors:
             parts = [leaf.view(bytes_here.typed(leaf.dtype), 0) for leaf in tensor.leaves]
             tensor.slots[tensor.name] = tensor.rebuild(parts)
+        self._pass(block)
         return active

@@ -152,6 +152,12 @@ def test_the_newest_frontend_is_pinned_by_hash_and_is_the_newest() -> None:
     assert newest >= max(pinned)
 
 
+def test_ray_is_pinned_by_hash_without_what_the_environment_has() -> None:
+    pins = _pins("ray.txt")
+    assert "ray" in pins and all(hashes for _, hashes in pins.values())
+    assert not pins.keys() & _pins("packages.txt").keys()
+
+
 def test_no_pin_names_an_index() -> None:
     for file in Places.here().requirements.rglob("*.*"):
         assert "://" not in file.read_text() and "--index" not in file.read_text(), file

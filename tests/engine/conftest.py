@@ -34,6 +34,7 @@ In it, weights are pages of the model file, as in a ComfyUI with DynamicVRAM; el
 """
 
 DEVICE_PLUG_IN = (
+    "test_hoisting",
     "test_loading",
     "test_machine",
     "test_other_packs",
@@ -45,18 +46,21 @@ DEVICE_PLUG_IN = (
 
 
 ONCE = (
+    "test_forecasts",
     "test_large_loaders",
     "test_measured_plans",
     "test_pack_components",
     "test_pack_nodes",
     "test_pack_patchers",
     "test_reading",
+    "test_time_to_picture",
 )
 """What depends neither on ComfyUI's version nor on the kind of device: runs on simulated `cuda` in the newest."""
 
 MARKS = {
     "accelerator": "needs devices beside the CPU: runs on simulated ones",
     "cuda": "needs the streams and peers of CUDA: runs on simulated ones",
+    "once": "depends on neither, as the files of `ONCE`: runs where those do",
     "pages": "needs weights that are pages of their file: runs where they are",
 }
 
@@ -68,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what another process of the same suite runs."""
-    out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda", "pages": not FOREMOST}
+    out = {"accelerator": KIND == "cpu", "cuda": KIND != "cuda", "once": not FOREMOST, "pages": not FOREMOST}
     deselected = [
         item
         for item in items
@@ -91,7 +95,7 @@ def world() -> simdev.World | None:
 
 
 @pytest.fixture(scope="session")
-def loaded_host(world: simdev.World | None) -> Iterator[str]:
+def loaded_host(world: simdev.World | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Import ComfyUI as its main.py does. Gives the folder of tiny models."""
     import multigpu.plan  # noqa: F401  before the host puts its own multigpu.py on the path
 
@@ -108,6 +112,7 @@ def loaded_host(world: simdev.World | None) -> Iterator[str]:
     import folder_paths
     import utils.extra_config  # noqa: F401  as main.py does: `nodes` puts another `utils` on the path
 
+    folder_paths.set_user_directory(str(tmp_path_factory.mktemp("user")))
     for kind in ("checkpoints", "controlnet", "diffusion_models", "text_encoders", "vae", "loras"):
         folder_paths.add_model_folder_path(kind, str(folder / kind))
     import comfy.sd

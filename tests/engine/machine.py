@@ -143,13 +143,14 @@ class EngineMachine(RuleBasedStateMachine):
         copied = item.patcher.deepclone_multigpu(new_load_device=device)
         return self._new(copied, _with_base(item.recipe, self.version))
 
-    @rule(target=items, item=items, how=st.integers(0, 3))
-    def place(self, item: Item, how: int) -> Item:
+    @rule(target=items, item=items, how=st.integers(0, 4), fills=st.booleans())
+    def place(self, item: Item, how: int, fills: bool = False) -> Item:
         requests = [self.studio.spread, "cpu,*"]
         if self.studio.simulated:
             zero, one, _ = self.studio.accelerators
             requests += [f"{one},60%;cpu,*", f"{zero},50%;cpu,*"]
-        return self._new(self.studio.place(item.patcher, requests[how % len(requests)]), item.recipe)
+            requests += [f"{zero},30%;cpu,10%;disk,*"] if self.studio.states.in_file(item.patcher) else []
+        return self._new(self.studio.place(item.patcher, requests[how % len(requests)], fills=fills), item.recipe)
 
     @rule(target=items, item=items, kind=st.sampled_from(["lora", "other"]), strength=st.sampled_from([0.3, 0.8]))
     def lora(self, item: Item, kind: str, strength: float) -> Item:
@@ -254,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
         for entry in memory.current_loaded_models:
             if entry.model is None:  # its patchers are gone; the host removes the entry when it looks at it next
                 continue
-            resting = self.studio.resting(entry.model)
+            resting = self.studio.proven(entry.model)
             expected.update(resting)
             plan = self.studio.states.of(entry.model).residence.plan
             if plan is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,8 @@ class Studio:
         self.kind, self.world = kind, world
         self.accelerators = [] if world is None else world.devices
         self.states = ModelStates()
-        self.placer = Placer(Inventory(), probe(), self.states, DeviceScope(), NoFreeFlow(HostIncompatible()))
+        flow = NoFreeFlow(HostIncompatible())
+        self.placer = Placer(Inventory(), probe(), self.states, DeviceScope(), flow, hoist=False)
         self.models = Path(models)
 
     def settle(self) -> None:
@@ -92,6 +94,10 @@ class Studio:
 
     # -- placing ------------------------------------------------------------------------------------------------
 
+    def hoist(self) -> None:
+        """Let layers be computed ahead. Otherwise each step copies the same bytes, which most tests count on."""
+        self.placer = replace(self.placer, hoist=True)
+
     def plan(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
         """`ring` is small, so that blocks of tiny models do not all fit into it."""
         from multigpu.devices.torch_devices import device_id
@@ -101,13 +107,13 @@ class Studio:
         with mock.patch.object(planner, "default_ring", planner.default_ring if ring is None else lambda *_: ring):
             return self.placer.plan(request, patcher, compute)
 
-    def place(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20) -> Any:
+    def place(self, patcher: Any, text: str | None = None, ring: int | None = 2 << 20, *, fills: bool = False) -> Any:
         """`patcher` spread by a request, also where the nodes would leave it alone because nothing is streamed."""
         from multigpu.host.engine.placed_patcher import place
         from multigpu.host.engine.static_clone import static_clone
 
         own = static_clone(patcher) if patcher.is_dynamic() else patcher.clone()
-        return place(own, self.plan(patcher, text, ring), self.states)
+        return place(own, self.plan(patcher, text, ring), self.states, fills=fills)
 
     def place_component(self, component: Any, text: str | None = None, compute: str | None = None) -> Any:
         """As a place node places it: spread by a request, on a compute device that is not named unless `compute` is."""
@@ -130,9 +136,9 @@ class Studio:
 
     # -- drawing ------------------------------------------------------------------------------------------------
 
-    def conditions(self, width: int = 4096, pooled: int = 2048, **more: Any) -> list[Any]:
-        """What a text encoder would give, without one."""
-        random = torch.Generator().manual_seed(3)
+    def conditions(self, width: int = 4096, pooled: int = 2048, words: int = 3, **more: Any) -> list[Any]:
+        """What a text encoder would give, without one. Other `words` are a number, too."""
+        random = torch.Generator().manual_seed(words)
         text = torch.randn(1, 16, width, generator=random)
         return [[text, {"pooled_output": torch.randn(1, pooled, generator=random), "guidance": 3.5, **more}]]
 
@@ -142,9 +148,9 @@ class Studio:
 
         positive = positive or self.conditions()
         empty = {"samples": sampling.pop("empty", torch.zeros(1, 16, 8, 8))}
-        cfg = sampling.pop("cfg", 1.0)
+        cfg, sampler = sampling.pop("cfg", 1.0), sampling.pop("sampler", "euler")
         negative = sampling.pop("negative", positive)
-        out = nodes.common_ksampler(model, seed, steps, cfg, "euler", "simple", positive, negative, empty, **sampling)
+        out = nodes.common_ksampler(model, seed, steps, cfg, sampler, "simple", positive, negative, empty, **sampling)
         return out[0]["samples"].clone()
 
     def text(self, clip: Any, words: str) -> list[Any]:
@@ -167,6 +173,20 @@ class Studio:
         from multigpu.stream.census import bytes_by_device
 
         return {str(device): count for device, count in bytes_by_device(patcher.model).items()}
+
+    def proven(self, patcher: Any) -> dict[str, int]:
+        """The same, with those in pages of the model file as those of `disk`."""
+        from multigpu.host.engine.file_pages import in_file
+        from multigpu.stream.census import bytes_by_home
+
+        return bytes_by_home(patcher.model, in_file)
+
+    def snapshot(self) -> Any:
+        """What a Memory Report is made of."""
+        from multigpu.host.snapshots import Snapshots
+
+        self.states.learn()
+        return Snapshots(self.placer.inventory, list, threading.RLock()).take("test", "now")
 
     def planned(self, patcher: Any) -> dict[str, int]:
         plan = patcher.placed.plan

@@ -118,6 +118,22 @@ def test_less_room_than_the_plan_wants(studio: Studio) -> None:
     assert torch.equal(studio.latent(placed), stock)
 
 
+@pytest.mark.cuda
+def test_no_room_at_all_means_no_blocks_each_time(studio: Studio) -> None:
+    """The host then allows the bytes that are loaded, minus as many: none, which is not the same as no limit."""
+    from comfy import model_management
+
+    zero = studio.accelerators[0]
+    placed = studio.place(studio.flux(), f"{zero},100%")
+    counts = []
+    for _ in range(3):
+        model_management.load_models_gpu(
+            [placed], memory_required=model_management.get_total_memory(placed.load_device)
+        )
+        counts.append(studio.resting(placed).get(zero, 0))
+    assert counts[0] < studio.planned(placed)[zero] // 10 and counts == counts[:1] * 3
+
+
 def test_two_plans_and_none_for_one_model(studio: Studio) -> None:
     model = studio.flux()
     stock, patched = studio.latent(model), studio.latent(studio.lora(model, 0.6))

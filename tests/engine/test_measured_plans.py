@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,30 @@ def test_the_forecast_goes_by_the_measured_compute_rate(studio: Studio, pack: Pa
         return plan.forecast.compute
 
     assert compute(50e12) == pytest.approx(2 * compute(100e12))
+
+
+def test_speeds_are_kept_in_comfyuis_user_directory(studio: Studio, pack: Pack) -> None:
+    import folder_paths
+
+    from multigpu.runtime import Runtime
+
+    zero = DeviceId.parse(studio.accelerators[0])
+    file = Path(folder_paths.get_user_directory(), "__multigpu", "speeds.json")
+    settings, capabilities = pack.runtime.settings, pack.runtime.capabilities
+
+    def measured(link: float, measure: bool = False) -> float | None:
+        """In a new process, on a machine whose link has this speed."""
+        studio.world.set_bandwidth("cpu", str(zero), link)
+        return Runtime(replace(settings, measure=measure), capabilities).inventory.bandwidth(CPU, zero)
+
+    try:
+        assert measured(40e9) == pytest.approx(40e9)
+        assert file.is_file()
+        assert measured(20e9) == pytest.approx(40e9), "it is not measured again"
+        assert measured(20e9, measure=True) == pytest.approx(20e9)
+        assert measured(40e9) == pytest.approx(20e9)
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_only_links_that_matter_are_measured(studio: Studio, pack: Pack) -> None:

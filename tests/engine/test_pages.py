@@ -19,7 +19,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the tiny model's weights are read in many parts by several threads."""
     from multigpu.stream import file_reader
 
-    for name, value in {"THREADS": 3, "PART": 10_000, "BUFFER": 30_000, "WORTH_IT": 1}.items():
+    for name, value in {"THREADS": 3, "PART": 10_000, "BUFFERS": 4, "WORTH_IT": 1}.items():
         monkeypatch.setattr(file_reader, name, value)
 
 

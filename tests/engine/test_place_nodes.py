@@ -91,7 +91,8 @@ def test_a_controlnet_runs_on_another_device_than_the_model(studio: Studio, pack
     model, _, _ = studio.sd15()
     control = nodes.ControlNetLoader().load_controlnet(CONTROL["control_net_name"])[0]
     stock = sd15_latent(studio, model, control)
-    assert not torch.equal(stock, sd15_latent(studio, model))
+    effect = (stock - sd15_latent(studio, model)).norm()
+    assert effect > 0
     for placed in (
         pack.one("MultiGPUPlaceControlNet", control_net=control, compute_device=other(studio)),
         pack.one("ControlNetLoaderMultiGPU", **CONTROL, device=other(studio)),
@@ -99,7 +100,8 @@ def test_a_controlnet_runs_on_another_device_than_the_model(studio: Studio, pack
         assert torch.equal(sd15_latent(studio, model, placed), stock)
         assert [*resting(placed)] == [other(studio)], "it was not moved to the model's device"
     on_cpu = pack.one("MultiGPUPlaceControlNet", control_net=control, compute_device="cpu")
-    assert torch.allclose(sd15_latent(studio, model, on_cpu), stock, atol=0.1)
+    rounding = (sd15_latent(studio, model, on_cpu) - stock).norm()  # other number types on the cpu
+    assert rounding < 0.02 * effect
     assert torch.equal(sd15_latent(studio, model, control), stock), "the given one works as before"
 
 

@@ -100,11 +100,15 @@ def test_one_inside_another_shows_nothing(bar: Bar, touch: Callable[[float], str
     assert bar.seen.count(0) == 1 and bar.seen[-1] == 100
 
 
-def test_a_file_that_cannot_be_read_leaves_the_bar_where_it_is(bar: Bar, pack: Pack, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_leaves_the_bar_where_it_is(
+    bar: Bar, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import folder_paths
 
+    monkeypatch.setattr(folder_paths, "filename_list_cache", {})  # pytest removes the folder after the test
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 4096)
-    folder_paths.add_model_folder_path("diffusion_models", str(tmp_path))
+    paths, suffixes = folder_paths.folder_names_and_paths["diffusion_models"]
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "diffusion_models", ([*paths, str(tmp_path)], suffixes))
     with pytest.raises(Exception, match="header"):
         pack.run("UNETLoaderMultiGPU", unet_name="broken.safetensors", weight_dtype="default", device="cpu")
     assert bar.seen == [0]

@@ -34,7 +34,30 @@ def flux() -> Any:
     shape = {"hidden_size": 64, "num_heads": 4, "axes_dim": [4, 6, 6], "mlp_ratio": 2.0, "depth": 1}
     inputs = {"in_channels": 16, "out_channels": 16, "vec_in_dim": WIDTH, "context_in_dim": WIDTH, "patch_size": 2}
     more = {"depth_single_blocks": 1, "theta": 10000, "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": []}
-    config = comfy.supported_models.Flux({"image_model": "flux", **shape, **inputs, **more})
+    return _made(comfy.supported_models.Flux({"image_model": "flux", **shape, **inputs, **more}))
+
+
+def qwen() -> Any:
+    """A Qwen-Image of two blocks."""
+    import comfy.supported_models
+
+    shape = {"num_layers": 2, "num_attention_heads": 2, "joint_attention_dim": WIDTH}
+    return _made(comfy.supported_models.QwenImage({"image_model": "qwen_image", **shape}))
+
+
+def sd3() -> Any:
+    """A Stable Diffusion 3 of four blocks: its width is 64 times as much."""
+    import comfy.supported_models
+
+    embedder = {"target": "torch.nn.Linear", "params": {"in_features": WIDTH, "out_features": 256}}
+    inputs = {"in_channels": 16, "adm_in_channels": WIDTH, "context_size": WIDTH, "context_embedder_config": embedder}
+    shape = {"depth": 4, "patch_size": 2, "pos_embed_max_size": 16, "num_patches": 256, "input_size": None}
+    model = _made(comfy.supported_models.SD3({**inputs, **shape, "pos_embed_scaling_factor": None}))
+    model.diffusion_model.pos_embed.zero_()
+    return model
+
+
+def _made(config: Any) -> Any:
     config.set_inference_dtype(torch.bfloat16, None)
     return _fill(config.get_model({}, "", device=devices()[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import resource
@@ -11,12 +12,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import bench_models
 import torch
+from bench_models import FLUX_DEV, model_path
 
 ROOT = Path(__file__).parents[2]
-FLUX_DEV = {"hidden": 3072, "double": 19, "single": 38, "context": 4096, "vector": 768}
-SIZES = {"whole": {}, "small": {"double": 2, "single": 4}, "narrow": {"hidden": 384}}
-"""Flux-dev, or smaller: fewer blocks, or as many thin ones."""
 
 
 def start(tree: str | None = None, dynamic: bool = False) -> None:
@@ -57,57 +57,14 @@ def server_packages() -> str:
     return str(folder)
 
 
-def write_flux(path: str, hidden: int, double: int, single: int, context: int, vector: int) -> None:
-    """A random model file of Flux's shape in bf16; made on the GPU where there is one."""
-    from safetensors.torch import save_file
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device=device).manual_seed(0)
-    tensors: dict[str, torch.Tensor] = {}
-
-    def linear(name: str, out: int, into: int) -> None:
-        for part, shape, scale in (("weight", (out, into), into**-0.5), ("bias", (out,), 0.1)):
-            values = torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator) * scale
-            tensors[f"{name}.{part}"] = values.cpu()
-
-    def embedder(name: str, into: int) -> None:
-        linear(f"{name}.in_layer", hidden, into)
-        linear(f"{name}.out_layer", hidden, hidden)
-
-    def norms(name: str) -> None:
-        for which in ("query", "key"):
-            tensors[f"{name}.{which}_norm.scale"] = torch.ones(128, dtype=torch.bfloat16)
-
-    linear("img_in", hidden, 64)
-    linear("txt_in", hidden, context)
-    for name, into in (("time_in", 256), ("vector_in", vector), ("guidance_in", 256)):
-        embedder(name, into)
-    for block in range(double):
-        for side in ("img", "txt"):
-            name = f"double_blocks.{block}.{side}"
-            linear(f"{name}_mod.lin", 6 * hidden, hidden)
-            linear(f"{name}_attn.qkv", 3 * hidden, hidden)
-            linear(f"{name}_attn.proj", hidden, hidden)
-            linear(f"{name}_mlp.0", 4 * hidden, hidden)
-            linear(f"{name}_mlp.2", hidden, 4 * hidden)
-            norms(f"{name}_attn.norm")
-    for block in range(single):
-        name = f"single_blocks.{block}"
-        linear(f"{name}.linear1", 7 * hidden, hidden)
-        linear(f"{name}.linear2", hidden, 5 * hidden)
-        linear(f"{name}.modulation.lin", 3 * hidden, hidden)
-        norms(f"{name}.norm")
-    linear("final_layer.linear", 64, hidden)
-    linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden)
-    save_file(tensors, path, metadata={"format": "pt"})
+def write_flux(path: str, **sizes: int) -> None:
+    """A random model file of Flux's shape in bf16, with the sizes of `FLUX_DEV` or others."""
+    bench_models.write(path, bench_models.flux(**sizes))
 
 
 def flux_file(size: str) -> str:
     """The model file of a size, made if it is not there yet."""
-    path = model_path(f"flux_shaped_{size}.safetensors")
-    if not os.path.exists(path):
-        write_flux(path, **{**FLUX_DEV, **SIZES[size]})
-    return path
+    return bench_models.model_file("flux", size)
 
 
 def write_gguf(source: str, target: str) -> None:
@@ -153,12 +110,21 @@ def load(path: str, weight_dtype: torch.dtype | None = None) -> Any:
     return comfy.sd.load_diffusion_model(path, model_options={"dtype": weight_dtype} if weight_dtype else {})
 
 
-def place(patcher: Any, allocation: str) -> Any:
-    """`patcher` placed by the Place Model node, as in a workflow."""
+def place(patcher: Any, allocation: str | None = None) -> Any:
+    """`patcher` placed by the Place Model node, as in a workflow: by an allocation, or in mode auto."""
+    chosen = {"mode": "auto"} if allocation is None else {"mode": "expert", "expert_mode_allocations": allocation}
+    return place_node().execute(model=patcher, **chosen).result[0]
+
+
+@functools.cache
+def place_node() -> Any:
+    """The Place Model node. Asked for once before anything is timed: a server has all nodes when a prompt comes."""
+    import nodes  # noqa: F401  the host's, which are there in a server
+
     from multigpu.runtime import current
 
     (node,) = (node for node in current().nodes() if node.GET_SCHEMA().node_id == "MultiGPUPlaceModel")
-    return node.execute(model=patcher, mode="expert", expert_mode_allocations=allocation).result[0]
+    return node
 
 
 class Forward:
@@ -240,9 +206,3 @@ def anonymous_bytes() -> int:
             if line.startswith("Anonymous:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def model_path(name: str) -> str:
-    folder = Path(os.environ.get("MULTIGPU_BENCH_MODELS", "/var/tmp"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder / name)

@@ -3,8 +3,9 @@
     python tests/gpu/check_engine.py [--dynamic] [--host TREE] [--runs 20] [--small]
 
 Runs a Flux-shaped model in bf16 and with fp8 storage, resident and then placed at several shares with poisoned ring
-bytes, `--runs` forwards each; a LoRA on and off; an unplaced model beside it. Prints one line per check and exits 1 if
-any failed. One GPU is enough; copies between GPUs are left to the simulator.
+bytes, `--runs` forwards each; a LoRA on and off; an unplaced model beside it. Then samples with layers computed ahead:
+with other samplers, guidance and batches, and a LoRA. Prints one line per check and exits 1 if any failed. One GPU is
+enough; copies between GPUs are left to the simulator.
 """
 
 from __future__ import annotations
@@ -114,6 +115,57 @@ def check_model(check: Checks, path: str, forward: host.Forward, dtype: torch.dt
     check(f"{name}: no page left pinned", states.of(placed).residence.idle)
 
 
+def sampled(patcher: Any, guidance: float = 3.5, sampler: str = "euler", batch: int = 1) -> torch.Tensor:
+    """What six steps at 512 x 512 pixels give."""
+    import comfy.sample
+
+    random = torch.Generator().manual_seed(5)
+    noise = torch.randn(batch, 16, 64, 64, generator=random)
+    text = torch.randn(1, 256, host.FLUX_DEV["context"], generator=random)
+    pooled = torch.randn(1, host.FLUX_DEV["vector"], generator=random)
+    prompt = [[text, {"pooled_output": pooled, "guidance": guidance}]]
+    how = (6, 1.0, sampler, "simple", prompt, prompt, torch.zeros_like(noise))
+    with torch.inference_mode():
+        return comfy.sample.sample(patcher, noise, *how, disable_pbar=True, seed=2)
+
+
+def check_hoisting(check: Checks, path: str, dtype: torch.dtype | None) -> None:
+    """Half of the model in RAM: layers that see one token are copied only in the first step of a run."""
+    from multigpu.runtime import current
+
+    name = f"{str(dtype or torch.bfloat16).removeprefix('torch.')}, computed ahead"
+    ways: list[dict[str, Any]] = [{}, {"guidance": 1.5}, {"sampler": "heun"}, {"sampler": "dpm_2"}, {"batch": 2}, {}]
+    host.unload()
+    patcher = host.load(path, dtype)
+    host.load_on_device(patcher)
+    want = [sampled(patcher, **way) for way in ways]
+    check(f"{name}: guidance changes the picture", not torch.equal(want[0], want[1]))
+    host.unload()
+    placed = host.place(patcher, "cuda:0,50%;cpu,*")
+    hoisted = sum(placement.bytes for placement in placed.placed.plan.hoisted)
+    check(
+        f"{name}: the plan hoists", hoisted > 0, f"{hoisted / 1e9:.2f} of {placed.placed.plan.total_bytes / 1e9:.2f} GB"
+    )
+    for way, its in zip(ways, want, strict=True):
+        check(f"{name}: {way or 'euler'}", torch.equal(sampled(placed, **way), its))
+    streamer = current().states.of(placed).residence.streamer
+    assert streamer is not None and streamer.hoisting is not None
+    counters, blocks = streamer.counters, streamer.blocks
+    rest = sum(block.size for block in blocks) - streamer.hoisting.spared_bytes
+    copied, skipped = counters.copied_bytes, counters.hoisted
+    sampled(placed)
+    each = (counters.copied_bytes - copied) / 6
+    check(f"{name}: the same prompt again copies the rest only", each == rest, f"{each / 1e9:.2f} GB per step")
+    check(f"{name}: in every step", counters.hoisted - skipped == 6 * len(streamer.hoisting.numbers))
+    kept = streamer.hoisting.kept_bytes
+    check(f"{name}: kept outputs are small", kept <= 128 << 20, f"{kept / 1e6:.1f} MB")
+    patched = lora(placed, 0.7)
+    with_lora = sampled(patched)
+    check(f"{name}: a LoRA changes the picture", not torch.equal(with_lora, want[0]))
+    check(f"{name}: LoRA taken off exactly", torch.equal(sampled(placed), want[0]))
+    check(f"{name}: the LoRA again", torch.equal(sampled(patched), with_lora))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dynamic", action="store_true")
@@ -131,6 +183,7 @@ def main() -> int:
     Streamer.poison = True
     for dtype in (None, torch.float8_e4m3fn):
         check_model(check, path, forward, dtype, options.runs)
+        check_hoisting(check, path, dtype)
     if options.dynamic:
         beside = host.load(path)
         check("an unplaced model beside it stays dynamic", beside.is_dynamic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +36,10 @@ def listed_modules(patcher: ModelPatcher) -> dict[str, Any]:
     return {name: module for *_, name, module, _parameters in patcher._load_list()}
 
 
-def blocks_of(patcher: ModelPatcher) -> list[Block]:
+def blocks_of(patcher: ModelPatcher, in_file: Container[str] = (), *, hoist: bool = True) -> list[Block]:
     """One block per module that holds tensors. Modules whose weights the host cannot cast on use are immovable.
+
+    `in_file` has the names of those that can rest in the model file. Without `hoist` none can be hoisted.
 
     Only modules in the host's load list can be streamed. Other tensors (of modules whose children hold tensors too)
     stay on the compute device, where a full load would put them. Order and compute time are estimates for the model's
@@ -50,7 +53,8 @@ def blocks_of(patcher: ModelPatcher) -> list[Block]:
         estimate = estimates.get(name, Block(name, 0, compute=0.0))
         size = sum(_bytes(module, tensor_name, tensor, dynamic) for _, tensor_name, tensor in own_tensors(module))
         immovable = _why_immovable(module, listed.get(name) is module, holders)
-        blocks.append(replace(estimate, name=name, bytes=size, immovable=immovable))
+        once = hoist and estimate.once and name.startswith(DIFFUSION)
+        blocks.append(replace(estimate, name=name, bytes=size, immovable=immovable, in_file=name in in_file, once=once))
     return blocks
 
 

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection
 
 import torch
 from comfy import model_management
 
+from ...devices.ram import ram
 from ...devices.torch_devices import torch_device
-from ...plan import CPU, Plan
+from ...plan import CPU, DISK, Plan
+from ...plan.quotas import ram_reserve
 from ...plan.spill import relieved
-from ...stream.census import bytes_by_device
+from ...stream.census import bytes_by_device, bytes_by_home
 from ...units import format_bytes
 from ..loaded_models import entries
+from .file_pages import in_file
 
 log = logging.getLogger("multigpu")
 
+Filed = Callable[[], Collection[str]]
+"""The blocks that can rest in the model file."""
 
-def make_room(model: torch.nn.Module, plan: Plan) -> Plan:
+
+def make_room(model: torch.nn.Module, plan: Plan, filed: Filed) -> Plan:
     """Unload other models from the donors as far as the plan needs, but none that is loaded along with this one.
 
-    Those need memory to compute in, too. What then has no room on a donor goes to RAM.
+    Those need memory to compute in, too. What then has no room on a donor goes to RAM; and what has no room there stays
+    in the model file, if it can.
     """
     resting = bytes_by_device(model)
     for home, count in plan.bytes_by_home().items():
-        if home in (CPU, plan.compute):
+        if home in (CPU, DISK, plan.compute):
             continue
         device = torch_device(home)
         in_use = [entry for entry in entries(device) if entry.currently_used]
@@ -38,4 +46,18 @@ def make_room(model: torch.nn.Module, plan: Plan) -> Plan:
             words = "[MultiGPU] %s has %s less free memory than the plan needs; so much of %s rests in RAM instead"
             log.warning(words, home, format_bytes(int(short)), type(model).__name__)
             plan = relieved(plan, home, short)
-    return plan
+    return _relieve_ram(model, plan, filed)
+
+
+def _relieve_ram(model: torch.nn.Module, plan: Plan, filed: Filed) -> Plan:
+    """Half of the reserve that plans count with has to stay free, so that small changes move nothing."""
+    need = plan.bytes_on(CPU) - bytes_by_home(model, in_file).get(str(CPU), 0)
+    if plan.compute == CPU or need <= 0:
+        return plan
+    total, free = ram()
+    short = need - (free - ram_reserve(total) // 2)
+    less = relieved(plan, CPU, short, filed()) if short > 0 else plan
+    if less is not plan:
+        words = "[MultiGPU] RAM has %s less free memory than the plan needs; so much of %s stays in its file instead"
+        log.warning(words, format_bytes(short), type(model).__name__)
+    return less

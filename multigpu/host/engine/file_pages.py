@@ -13,7 +13,7 @@ from ...stream.homes import moved
 from ...stream.layout import is_plain
 from ...stream.originals import FileOriginal
 from ...stream.pages import Page, file_stamp
-from .blocks import join, split
+from .blocks import join, split, wanted_dtype
 
 FILE_SLICE = "_comfy_tensor_file_slice"
 """An attribute that the host's DynamicVRAM loader gives the storage of a weight that it has mapped from a file: the
@@ -33,12 +33,26 @@ class FilePages:
         for block, module in modules.items():
             self._modules.setdefault(block, module)  # those of a loaded model are known, without its object patches
             for name, weight in module._parameters.items():
-                page = None if weight is None else _page_of(weight)
+                page = None if weight is None or self.holding(block, name) else _page_of(weight)
                 if page is not None:
                     self._pages[join(block, name)] = page
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pages)
+
+    def blocks(self, backup: Mapping[str, Any]) -> set[str]:
+        """The blocks all of whose weights can rest in their pages, with the patches that `backup` knows taken out."""
+        return {
+            block
+            for block, module in self._modules.items()
+            if (names := _weights(module)) and all(self._can_rest(join(block, name), backup) for name in names)
+        }
+
+    def _can_rest(self, key: str, backup: Mapping[str, Any]) -> bool:
+        original = backup.get(key)
+        if original is None:
+            return self._has_its_bytes(key)
+        return isinstance(original, FileOriginal) and (page := self.of(key, original)) is not None and not page.changed
 
     def original(self, key: str, patches: Any) -> FileOriginal | None:
         """The original of a weight that has the bytes of its page; None for others."""
@@ -109,6 +123,35 @@ class FilePages:
         block, name = split(key)
         module = self._modules.get(block)
         return None if module is None else module._parameters.get(name)
+
+
+def blocks_in_pages(modules: Mapping[str, torch.nn.Module]) -> set[str]:
+    """The blocks all of whose weights are pages of a model file, in the type in which they are used."""
+    return {
+        block
+        for block, module in modules.items()
+        if (names := _weights(module)) and all(_is_used_as_stored(module, name) for name in names)
+    }
+
+
+def pages_of(modules: Mapping[str, torch.nn.Module]) -> list[Page]:
+    """The weights that are in pages of a model file now."""
+    weights = (weight for module in modules.values() for weight in module._parameters.values() if weight is not None)
+    return [page for weight in weights if (page := _page_of(weight)) is not None]
+
+
+def in_file(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in pages of a model file."""
+    return hasattr(tensor.untyped_storage(), FILE_SLICE)
+
+
+def _weights(module: torch.nn.Module) -> list[str]:
+    return [name for name, weight in module._parameters.items() if weight is not None]
+
+
+def _is_used_as_stored(module: torch.nn.Module, name: str) -> bool:
+    weight: Any = module._parameters[name]
+    return _page_of(weight) is not None and wanted_dtype(module, name, weight) == weight.dtype
 
 
 def _is_in(weight: torch.Tensor, page: Page) -> bool:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ...errors import HostError
-from ...plan import Plan
+from ...plan import Forecast, Plan
+from ...plan.replan import unhoisted
 from ...stream.file_reader import FileReader
+from ...stream.hoisting import Hoisting
 from ...stream.homes import moved
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
+from ...stream.pages import Page
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
-from .blocks import split
-from .file_pages import FilePages
+from .blocks import modules_of, split
+from .file_pages import FilePages, blocks_in_pages
+from .measured_steps import MeasuredSteps
 
 ATTACHMENT = "multigpu.placement"
 """The key under which a patcher's `attachments` hold its `Placed`."""
@@ -43,13 +48,27 @@ class ModelState:
     objects: dict[str, Any]
     """The host's table of what object patches have replaced, shared likewise."""
     residence: Residence = field(default_factory=Residence)
+    steps: MeasuredSteps = field(default_factory=MeasuredSteps)
     patchers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     modules: weakref.WeakValueDictionary[str, torch.nn.Module] = field(default_factory=weakref.WeakValueDictionary)
     """The model's own modules by block, without what object patches may have put in their place."""
     loaded: Loaded | None = None
+    allowed: float = 0.0
+    """The bytes on the compute device that the host allowed at the last load."""
+    kept_free: float = 0.0
+    """The bytes there that the host wanted to be free besides."""
+    count: dict[str, int] | None = None
+    """Bytes by home, as counted after the last load by a plan; None if the model is not loaded so."""
+    used: float | None = None
+    """When the host last loaded the model to use it, in seconds since 1970."""
+    expected: Forecast | None = None
+    """What `forecast` has returned last. Unlike that, any thread may read it."""
+    planned: Plan | None = None
+    """The plan that the one in force was made of: there may have been less room than it asks for."""
     successor_is_placed: bool = False
     """Whether the patcher that the host is about to load in place of the loaded one is placed, too."""
     pages: FilePages = field(init=False)
+    _unhoisted: dict[tuple[Plan, int], Plan] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pages = FilePages(self.modules)
@@ -62,6 +81,20 @@ class ModelState:
     def misplaced(self) -> str | None:
         """A block whose weights are not at their home; None if all are."""
         return self.residence.misplaced(self.modules)
+
+    def forecast(self) -> Forecast | None:
+        """What to expect of a step: as measured, once steps were; None where nothing is streamed, or no one knows."""
+        self.steps.learn(self.residence.times)
+        plan = self.residence.plan
+        self.expected = None if plan is None or not plan.streamed else self.steps.foreseen(plan).forecast
+        return self.expected
+
+    def hoistable(self, asked: Plan) -> Plan:
+        """The plan without the hoisting that has turned out to be impossible."""
+        refused = len(self.residence.unhoistable)
+        if refused and (asked, refused) not in self._unhoisted:
+            self._unhoisted = {(asked, refused): unhoisted(asked, self.residence.unhoistable)}
+        return self._unhoisted.get((asked, refused), asked)
 
     def holds(self, model: torch.nn.Module) -> bool:
         """Whether the model is loaded by us and no other code has loaded or unloaded it since."""
@@ -90,7 +123,7 @@ class ModelState:
         Returns the originals that cannot be read because their file has changed: those weights stay patched.
         """
         self.residence.leave(self.pages.rest)
-        self.loaded = None
+        self.loaded = self.count = None
         lost: dict[str, Original] = {}
         for key, original in [*self.backup.items()]:
             if isinstance(original, Original):
@@ -130,6 +163,25 @@ class ModelState:
         block, name = split(key)
         self.pages.written(key)
         self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
+
+    def pages_of_originals(self, keys: Iterable[str]) -> Iterator[Page]:
+        """The pages that the originals of these weights are, for those that are in the pages of their file."""
+        for key in keys:
+            original = self.backup[key]
+            page = self.pages.of(key, original) if isinstance(original, FileOriginal) else None
+            if page is not None:
+                yield page
+
+    def in_file(self) -> set[str]:
+        """The blocks that can rest in the model file: their weights have the bytes of their pages, patches aside."""
+        return self.pages.blocks(self.backup)
+
+    def rest(self, key: str) -> None:
+        """Take all patches out of a weight by letting it rest in its page. Raises HostError if the file has changed."""
+        original = self.backup[key]
+        with original.reading() as weight:
+            self.put(key, moved(self.weight(key), weight))
+        del self.backup[key]
 
     def restore(self, key: str, reader: FileReader | None = None) -> None:
         """Take all patches out of a weight. Raises HostError if its original is out of reach.
@@ -182,6 +234,11 @@ class ModelStates:
         else:
             self._without_model.append(residence)
 
+    def in_file(self, patcher: Any) -> set[str]:
+        """The blocks of a patcher's model, placed or not, that can rest in the model file."""
+        state = self._states.get(patcher.model)
+        return blocks_in_pages(modules_of(patcher)) if state is None else state.in_file()
+
     def note_placed(self, patcher: Any, how: Any, placed: Any) -> None:
         """`placed` was made of `patcher` as `how` says."""
         self._placed.setdefault(patcher, {})[patcher.patches_uuid, how] = weakref.ref(placed)
@@ -190,6 +247,16 @@ class ModelStates:
         """The placed patcher that was made of this patcher in the same way before, if it still exists."""
         found = self._placed.get(patcher, {}).get((patcher.patches_uuid, how))
         return None if found is None else found()
+
+    def hoisting(self, model: Any) -> Hoisting | None:
+        """What hoists the layers of a model, while it is streamed by a plan that says so."""
+        state = self._states.get(model)
+        return None if state is None else state.residence.hoisting
+
+    def learn(self) -> None:
+        """Take in what the steps of the last prompt took. On the prompt worker, when a prompt is over."""
+        for state in [*self._states.values()]:
+            state.forecast()
 
     def settle(self) -> None:
         """Free what is no longer used: by models that are gone, by models whose placed patchers are all gone, and by
@@ -215,10 +282,19 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The attachment: a plan, and the states it is carried out on."""
+    """The attachment: a plan, and the states it is carried out on.
+
+    With `fills`, streamed blocks stay on the compute device as long as there is room for them.
+    """
 
     plan: Plan
     states: ModelStates
+    fills: bool = False
+
+    @property
+    def hoists(self) -> bool:
+        """Whether the model has layers that can be hoisted."""
+        return any(placement.once for placement in self.plan.placements)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Placed:
         """A deep copy of a patcher has the same plan, and a model with a state of its own."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import comfy.utils
@@ -19,7 +21,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import CallbacksMP
 
 from ...devices.caches import trim_heap
-from ...devices.torch_devices import torch_device
+from ...devices.torch_devices import device_name, torch_device
 from ...plan import Plan, explain
 from ...plan.spill import spilled
 from ...stream.census import prove
@@ -29,10 +31,13 @@ from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, Mod
 from ...stream.residence import move
 from ..model_files import files_of
 from ..progress import LoadingBar
-from .blocks import modules_of
+from . import on_disk
+from .blocks import modules_of, split
 from .cast_weights import mark_loaded
 from .donor_room import make_room
+from .file_pages import in_file
 from .model_states import ATTACHMENT, Loaded, ModelState, Placed
+from .spare_room import note_room, plan_within, spare_on_compute
 
 log = logging.getLogger("multigpu")
 
@@ -51,7 +56,7 @@ class PlacedLoading(ModelPatcher):
         if placed is None:
             return super().partially_load(device_to, extra_memory, force_patch_weights)
         with self.use_ejected(skip_and_inject_on_exit_only=True):
-            before = self.model.model_loaded_weight_memory
+            before = self.loaded_size()
             self.unpatch_model(self.offload_device, unpatch_weights=False)
             self.patch_model(load_weights=False)
             try:
@@ -59,7 +64,7 @@ class PlacedLoading(ModelPatcher):
             except BaseException:
                 self.detach()
                 raise
-            return self.model.model_loaded_weight_memory - before
+            return self.loaded_size() - before
 
     def load(
         self,
@@ -70,14 +75,14 @@ class PlacedLoading(ModelPatcher):
     ) -> None:
         """Bring every block to its home. Patches are baked in on the compute device, so no step applies them again.
 
-        With less room on the compute device than the plan wants (`lowvram_model_memory`, 0 for no limit), more blocks
-        go to RAM until it fits. Costs next to nothing when nothing has changed.
+        With less room on the compute device than the plan wants (`lowvram_model_memory`; no limit with `full_load`),
+        more blocks go to RAM until it fits. Costs next to nothing when little has changed.
         """
         placed = self.placed
         if placed is None:
             if ATTACHMENT in self.attachments and self.model.current_weight_patches_uuid is None:
                 words = "[MultiGPU] %s was placed for another device than %s, so it is loaded there without a plan"
-                log.warning(words, type(self.model).__name__, self.load_device)
+                log.warning(words, type(self.model).__name__, device_name(self.load_device))
             return super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)
         placed.states.settle()
         state = placed.states.of(self)
@@ -91,17 +96,27 @@ class PlacedLoading(ModelPatcher):
         with self.use_ejected(), self._own_objects():
             self.unpatch_hooks()
             state.successor_is_placed = False
-            excess = 0 if full_load or not lowvram_model_memory else self.model_size() - lowvram_model_memory
-            plan = spilled(placed.plan, excess)
+            allowed = inf if full_load else max(0.0, lowvram_model_memory)
+            note_room(self, placed, state, allowed)
+            state.steps.learn(state.residence.times)
+            asked = state.steps.plan_for(state.hoistable(placed.plan), type(self.model).__name__)
+            in_force = state.residence.plan if self._is_ours(state) else None
+            plan = plan_within(asked, in_force, allowed, placed, state)
+            plan = on_disk.fitted(self, state, plan, patched=force_patch_weights or not _returns_weights(type(self)))
             moved = not self._is_ours(state) or state.residence.plan != plan
             if moved:
                 state.modules.update(modules_of(self))
                 bar = LoadingBar(plan.total_bytes)
                 plan = self._place(placed, state, plan, bar)
+                state.planned, state.expected = asked, plan.forecast if plan.streamed else None
                 bar.finish()
             if moved or state.loaded is None or state.loaded.patches_uuid != self.patches_uuid:
+                state.residence.forget_hoisted()
                 self._bake(state)
                 self._tell_host(state, plan, Loaded(self.patches_uuid))
+            state.residence.time_steps(cold=moved)
+            state.used = time.time()
+            on_disk.patch_in_passing(self, state)
         with self.use_ejected():
             self._move_patched_objects(self.load_device)
             for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
@@ -115,10 +130,13 @@ class PlacedLoading(ModelPatcher):
         state = placed.states.of(self)
         if not self._is_ours(state) or state.residence.plan is None or state.loaded is None:
             return 0
-        with self.use_ejected(), self._own_objects():
-            before, plan = self.model.model_loaded_weight_memory, spilled(state.residence.plan, memory_to_free)
-            self._tell_host(state, self._place(placed, state, plan), state.loaded)
-            return before - self.model.model_loaded_weight_memory
+        before = self.loaded_size()
+        wanted = memory_to_free - state.residence.release(memory_to_free)
+        if wanted > 0:
+            with self.use_ejected(), self._own_objects():
+                plan = spilled(state.residence.plan, wanted, on_disk.able(state, state.residence.plan))
+                self._tell_host(state, self._place(placed, state, plan), state.loaded)
+        return before - self.loaded_size()
 
     # -- the steps of a load --------------------------------------------------------------------------------------
 
@@ -130,12 +148,17 @@ class PlacedLoading(ModelPatcher):
         self, placed: Placed, state: ModelState, plan: Plan, progress: Callable[[int], None] = lambda count: None
     ) -> Plan:
         """Carry out a plan, or as much of it as the donors have room for. Returns what was carried out."""
-        plan = make_room(self.model, plan)
+        plan = make_room(self.model, plan, state.in_file)
         if not self._is_ours(state) or state.residence.plan != plan:
+            on_disk.take_patches_out(state, plan)
+            state.count = None
             with state.pages.moving():
-                state.residence.apply(plan, state.modules, progress, state.pages.holding)
+                spare = spare_on_compute(placed)
+                pages = state.pages
+                state.residence.apply(plan, state.modules, progress, pages.holding, pages.rest, spare)
+            on_disk.patch_in_passing(self, state)
             trim_heap()
-            prove(self.model, plan)
+            state.count = prove(self.model, plan, in_file)
             log.info("[MultiGPU] %s: %s", type(self.model).__name__, explain.one_line(plan))
         return plan
 
@@ -146,25 +169,30 @@ class PlacedLoading(ModelPatcher):
         patched and removed when its weight is restored, so that the table is right even if something in between fails.
         """
         stale = [key for key, original in self.backup.items() if not self._is_wanted(key, original)]
-        fresh = [key for key in self.patches if key not in self.backup]
+        fresh = [
+            key for key in self.patches if key not in self.backup and not state.residence.is_in_file(split(key)[0])
+        ]
         if not stale and not fresh:
             return
         files = ModelFiles(files_of(self))
         state.residence.changing()
-        with FileReader(self.load_device) as reader:
-            for key in [*stale, *fresh]:
-                if key in self.patches:
-                    self._bake_one(state, key, files, reader)
-                else:
-                    state.restore(key, reader)
-        state.residence.changed()
+        try:
+            with FileReader(self.load_device) as reader:
+                reader.expect(state.pages_of_originals(stale))
+                for key in [*stale, *fresh]:
+                    if key in self.patches:
+                        self._bake_one(state, key, files, reader)
+                    else:
+                        state.restore(key, reader)
+        finally:
+            state.residence.changed()
 
     def _bake_one(self, state: ModelState, key: str, files: ModelFiles, reader: FileReader) -> None:
         original, patches = self.backup.get(key), tuple(self.patches[key])
         if isinstance(original, FileOriginal):  # patched anew from the file: nothing is restored first
             with original.reading() as stored:
                 page = state.pages.of(key, original)
-                unpatched = stored if page is None else reader.on_device(page)
+                unpatched = reader.on_device(page) if page is not None and reader.reads(page) else stored
                 patched = self._patched_from(state, key, unpatched)
             state.rewrite(key, patched)
             self.backup[key] = replace(original, patches=patches)
@@ -180,6 +208,13 @@ class PlacedLoading(ModelPatcher):
             original = state.pages.original(key, patches) or files.original(key, state.weight(key), patches)
         state.rewrite(key, self._patched(state, key))
         self.backup[key] = original
+
+    def patched_in_passing(self, key: str) -> torch.Tensor:
+        """A weight from the model file, which the model has on the compute device now, with this patcher's patches."""
+        covered = any(key.startswith(f"{name}.") for name in self.object_patches_backup)
+        with self._own_objects() if covered else nullcontext():
+            patched: torch.Tensor = self.patch_weight_to_device(key, device_to=self.load_device, return_weight=True)
+        return patched
 
     def _patched(self, state: ModelState, key: str) -> torch.Tensor:
         """A weight with this patcher's patches, on the compute device. The model keeps the one it has."""

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import CallbacksMP
 
-from ...devices.torch_devices import torch_device
+from ...devices.torch_devices import device_name, torch_device
 from ...errors import InputError, PlacementNotApplied
-from ...plan import CPU, Plan
+from ...plan import CPU, DISK, Plan
 from ..loaded_models import entries
 from .blocks import modules_of
 from .model_states import ATTACHMENT, Loaded, ModelStates, Placed
+from .on_disk import refuse_writing
 from .placed_loading import PlacedLoading
+from .spare_room import make_way
 
 if TYPE_CHECKING:
     Base = PlacedLoading
@@ -58,7 +60,10 @@ class PlacedPatcher(Base):
         return placed.plan.bytes_on(placed.plan.compute) + placed.plan.ring_bytes
 
     def loaded_size(self) -> int:
-        return super().loaded_size() if self.placed is None else self.model.model_loaded_weight_memory
+        placed = self.placed
+        if placed is None:
+            return super().loaded_size()
+        return self.model.model_loaded_weight_memory + placed.states.of(self).residence.retained_bytes
 
     def load(self, *arguments: Any, **named: Any) -> None:
         super().load(*arguments, **named)
@@ -103,7 +108,7 @@ class PlacedPatcher(Base):
         """
         placed = self.placed
         if placed is not None:
-            donors = [home for home in placed.plan.bytes_by_home() if home not in (CPU, placed.plan.compute)]
+            donors = [home for home in placed.plan.bytes_by_home() if home not in (CPU, DISK, placed.plan.compute)]
             for entry in (entry for home in donors for entry in entries(torch_device(home))):
                 entry.currently_used = False
         return super().model_patches_models()
@@ -126,6 +131,8 @@ class PlacedPatcher(Base):
             state = placed.states.of(self)
             unpatch_all = state.holds(self.model) and not state.successor_is_placed
             state.successor_is_placed = False
+            if not unpatch_all:
+                make_way(self, state)
         return super().detach(unpatch_all)
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> Any:
@@ -158,7 +165,10 @@ class PlacedPatcher(Base):
         placed = self.placed
         if placed is None or not (expected or self.hook_backup):
             return change()
-        residence = placed.states.of(self).residence
+        state = placed.states.of(self)
+        residence = state.residence
+        if expected:
+            refuse_writing(self, state)
         residence.changing()
         result = change()
         residence.changed()
@@ -201,14 +211,16 @@ def _is_all_ours(patcher: Any) -> bool:
     return loading and patcher.get_all_callbacks(CallbacksMP.ON_LOAD) == [_loaded]
 
 
-def place(patcher: ModelPatcher, plan: Plan, states: ModelStates) -> ModelPatcher:
+def place(patcher: ModelPatcher, plan: Plan, states: ModelStates, *, fills: bool = False) -> ModelPatcher:
     """Make a static patcher that nobody else uses load its model by `plan`. Returns it.
+
+    With `fills`, streamed blocks stay on the compute device as long as there is room for them.
 
     Raises InputError, and changes nothing, if it is no patcher of the host.
     """
     placed_class(type(patcher), states)
     patcher.load_device = torch_device(plan.compute)
-    _adopt(patcher, Placed(plan, states))
+    _adopt(patcher, Placed(plan, states, fills))
     states.of(patcher).pages.note(modules_of(patcher))
     return patcher
 
@@ -224,6 +236,10 @@ def _adopt(patcher: Any, placed: Placed) -> None:
     for call, function in ((CallbacksMP.ON_CLONE, _cloned), (CallbacksMP.ON_LOAD, _loaded)):
         patcher.remove_callbacks_with_key(call, ATTACHMENT)
         patcher.add_callback_with_key(call, ATTACHMENT, function)
+    if placed.hoists:
+        from .hoisted_runs import watch_runs  # not everywhere: it needs more of the host
+
+        watch_runs(patcher, placed.states)
     patcher.__class__ = cls
     patcher.size = 0  # the host copies the size from a placed patcher, where it is the plan's; 0 makes it count again
     placed.states.of(patcher).adopt(patcher)
@@ -249,5 +265,5 @@ def _loaded(patcher: Any, *_: Any) -> None:
         cls = type(patcher)
         raise PlacementNotApplied(
             f"{type(patcher.model).__name__} was placed, but a later node made a {cls.__name__} of it, which loads all "
-            f"weights on {patcher.load_device} ({cls.__module__}); put the place node after that node"
+            f"weights on {device_name(patcher.load_device)} ({cls.__module__}); put the place node after that node"
         )

@@ -14,6 +14,7 @@ import torch
 from comfy import model_management
 from comfy.model_patcher import ModelPatcher
 
+from ...devices.torch_devices import device_name
 from ...errors import InputError
 from ..engine.static_clone import alike, static_clone, take_over
 from ..loaded_models import entries, unload_all_but
@@ -89,10 +90,10 @@ def _check_override(patcher: ModelPatcher) -> None:
 
 
 def _unmovable(patcher: ModelPatcher) -> InputError:
-    cls = type(patcher)
+    cls, device = type(patcher), device_name(patcher.load_device)
     return InputError(
-        f"a {cls.__name__} cannot compute on another device than {patcher.load_device}: its clones always have the "
-        f"same model ({cls.__module__}); choose {patcher.load_device} as its compute device, or use another loader"
+        f"a {cls.__name__} cannot compute on another device than {device}: its clones always have the "
+        f"same model ({cls.__module__}); choose {device} as its compute device, or use another loader"
     )
 
 

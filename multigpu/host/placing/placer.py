@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,9 +12,10 @@ from comfy.model_patcher import ModelPatcher
 
 from ...devices.inventory import Inventory
 from ...devices.torch_devices import device_id, torch_device
+from ...errors import InputError
 from ...files.families import retimed
 from ...lifecycle.policy import Standing
-from ...plan import DeviceId, Plan, Request, explain, make_plan, possible_donors
+from ...plan import DISK, Auto, DeviceId, Plan, Request, disk_budget, explain, make_plan, possible_donors
 from ...target import Target
 from ..capabilities import HostCapabilities
 from ..components import Component, component_of, find_component
@@ -26,7 +27,9 @@ from ..engine.static_clone import honour_dtypes, static_clone
 from ..loaded_models import entries, standing, unload_all_but
 from ..replacements import static_patchers
 from ..surface import Feature
+from . import disk
 from .device_scope import DeviceScope
+from .disk import FileSpeeds
 from .loader_nodes import LoaderCall
 from .other_device import retargeted
 
@@ -53,6 +56,8 @@ class Placer:
     states: ModelStates
     scope: DeviceScope
     lifecycle: Lifecycle
+    files: FileSpeeds = field(default_factory=FileSpeeds)
+    hoist: bool = False
 
     def place(self, component: Any, target: Target, *, fresh: bool = False) -> Any:
         """A copy of the component, placed by the target. The given component is not changed.
@@ -89,6 +94,12 @@ class Placer:
             log.warning(words, type(first).__name__)
         return first, *others
 
+    def keep(self, component: Any, standing: Standing) -> None:
+        """Say of a component that was placed elsewhere whether it stays loaded."""
+        patcher = component_of(component).patcher
+        self.lifecycle.placed(patcher)
+        self.lifecycle.keep(patcher, standing)
+
     def eject_others(self, device: DeviceId | None) -> None:
         """Unload every model from an accelerator (None: the host's own choice), except those that are to be kept."""
         where = model_management.get_torch_device() if device is None else torch_device(device)
@@ -112,6 +123,11 @@ class Placer:
         return found.rebuilt(patcher)
 
     def _place(self, component: Component, target: Target, fresh: bool) -> Any:
+        if hasattr(component.patcher, "unload_there"):
+            raise InputError(
+                f"{component.name} is on another machine, where its place node has put it; remove the place node "
+                "behind that, or set the first one to a device of this machine"
+            )
         compute = target.compute or device_id(component.patcher.load_device)
         request = target.request.fitted(compute)
         patcher = self.states.placed_before(component.patcher, (request, compute))
@@ -124,15 +140,27 @@ class Placer:
         return rebuilt
 
     def plan(self, request: Request, patcher: ModelPatcher, compute: DeviceId) -> Plan:
-        """The plan, by measured speeds; nothing is measured if nothing is to leave the compute device."""
-        blocks = blocks_of(patcher)
+        """The plan, by measured speeds; nothing is measured if nothing is to leave the compute device.
+
+        The speed of the model file is measured only if the plan leaves weights in it.
+        """
+        filed = disk.able(patcher, self.states)
+        if not filed and DISK in request.devices():
+            raise disk.refusal(patcher, dynamic_vram=self.capabilities.dynamic_vram)
+        blocks = blocks_of(patcher, filed, hoist=self.hoist and self.capabilities.offers(Feature.HOISTING))
         memory = budgets(device.id for device in self.inventory.devices)
+        memory += [disk_budget(blocks)] if filed else []
         donors = possible_donors(request, blocks, memory, compute)
         if donors:
             flops = self.inventory.flops(compute)
             blocks = retimed(blocks, REACHED * flops) if flops else blocks
-            speeds = {donor: self.inventory.bandwidth(donor, compute) for donor in sorted(donors)}
+            speeds = {donor: self.inventory.bandwidth(donor, compute) for donor in sorted(donors - {DISK})}
             memory = [replace(budget, bandwidth=speeds.get(budget.device)) for budget in memory]
+        plan = make_plan(request, blocks, memory, compute)
+        speed = self.files.speed(patcher, plan, memory) if plan.bytes_on(DISK) else None
+        if speed is None:
+            return plan
+        memory = [replace(budget, bandwidth=speed) if budget.device.is_disk else budget for budget in memory]
         return make_plan(request, blocks, memory, compute)
 
     def _patcher(self, component: Component, request: Request, compute: DeviceId, fresh: bool) -> ModelPatcher:
@@ -150,10 +178,10 @@ class Placer:
         else:
             own = retargeted(patcher, device, self.scope, fresh=fresh).clone()
             inherit(own, patcher)
-        if patcher.load_device != device:  # then its weights may have another data type now
+        if patcher.load_device != device or plan.bytes_on(DISK):  # its weights may have another data type now
             plan = self.plan(request, own, compute)
         log.info("[MultiGPU] %s is placed: %s", component.name, explain.one_line(plan))
-        return place(own, plan, self.states)
+        return place(own, plan, self.states, fills=request == Auto())
 
     def _static(self, loader: LoaderCall, device: torch.device | None) -> tuple[Any, ...]:
         """What the loader loads, without DynamicVRAM."""

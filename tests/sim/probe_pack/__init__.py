@@ -15,9 +15,9 @@ if "simdev" in sys.modules:
     add_routes(sys.modules["simdev"].current())
 else:
     sys.path.append(str(Path(__file__).resolve().parents[1]))
-    from simdev.convolution import compute_convolutions_in_32_bits
+    from simdev.sixteen_bits import compute_in_32_bits
 
     choose_types_as_on_a_gpu()
-    compute_convolutions_in_32_bits()
+    compute_in_32_bits()
 
 __all__ = ["NODE_CLASS_MAPPINGS"]

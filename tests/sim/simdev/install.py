@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from .builder import load
-from .convolution import compute_convolutions_in_32_bits
 from .devmod import DeviceApi
+from .sixteen_bits import compute_in_32_bits
 from .world import World
 
 GiB = 1024**3
@@ -54,7 +54,7 @@ def install(kind: str, count: int = 3, capacity: int | list[int] = GiB) -> World
     }  # fmt: skip
     native = installers[kind]()
     native.set_device_count(count)
-    compute_convolutions_in_32_bits()
+    compute_in_32_bits()
     _installed.append(World(native, kind, capacities))
     return _installed[0]
 

@@ -14,7 +14,7 @@ import pytest
 import multigpu.cli
 from multigpu.cli import COMMANDS, machine, main
 from multigpu.cli.plan import parse_budgets
-from multigpu.devices import inventory
+from multigpu.devices import inventory, ram
 from multigpu.devices.backends import Backend, Device
 from multigpu.errors import BackendUnavailable, HostError, InputError
 from multigpu.plan import CPU, DeviceBudget, DeviceId
@@ -71,6 +71,32 @@ def test_requests(
     assert 0 <= resident - homes["cuda:0"] < 132_200_000  # the largest block
 
 
+@pytest.mark.parametrize(
+    ("words", "on_disk"),
+    [
+        (["cuda:0,4gb;cpu,4gb;disk,*"], FLUX_BYTES - 8 * GIB),
+        (["--auto"], FLUX_BYTES - int(5.5 * GIB) - 5 * GIB),
+        (["cuda:0,4gb;cpu,*", "--devices", "cuda:0=8g,cpu=64g,disk"], 0),
+    ],
+)
+def test_the_model_file_is_a_device(
+    capsys: pytest.CaptureFixture[str], flux: str, words: list[str], on_disk: int
+) -> None:
+    """In RAM auto leaves an eighth free."""
+    code, out, err = run(capsys, flux, "--devices", "cuda:0=8g,cpu=6g/8g,disk@2", *words, "--json")
+    assert (code, err) == (0, "")
+    assert abs(json.loads(out)["plan"]["bytes_by_home"].get("disk", 0) - on_disk) < 3 * 132_200_000
+    code, out, err = run(capsys, flux, "--devices", "cuda:0=8g,cpu=6g/8g,disk@2", *words)
+    assert ("\ndisk " in out) == (on_disk > 0)
+
+
+def test_weights_of_gguf_files_do_not_rest_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "m.gguf", linear("a", 64, 64)))
+    code, out, err = run(capsys, path, "cuda:0,50%;disk,*", "--devices", "cuda:0=8g,cpu=6g,disk@2")
+    assert (code, out) == (2, "") and "GGUF file cannot rest in it; write cpu instead" in err
+    assert run(capsys, path, "--devices", "cuda:0=8g,cpu=6g,disk@2")[0] == 0
+
+
 def test_a_mac_has_one_gpu_without_a_number(capsys: pytest.CaptureFixture[str], flux: str) -> None:
     for name in ("mps", "mps:0"):
         code, out, err = run(capsys, flux, "--devices", f"{name}=16g@100,cpu=64g@25", f"{name},50%;cpu,50%")
@@ -78,7 +104,7 @@ def test_a_mac_has_one_gpu_without_a_number(capsys: pytest.CaptureFixture[str], 
         assert "\nmps (computes)" in out and "request mps,50%;cpu,50%" in out and "mps:0" not in out
 
 
-def test_table(capsys: pytest.CaptureFixture[str], flux: str) -> None:
+def test_table(capsys: pytest.CaptureFixture[str], flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = run(capsys, flux, "--devices", DEVICES, "cuda:0,8gb;cpu,*", "--step-seconds", "0.4")
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -86,6 +112,10 @@ def test_table(capsys: pytest.CaptureFixture[str], flux: str) -> None:
     assert lines[2].split() == ["device", "blocks", "bytes", "share", "link", "time"]
     assert lines[3].startswith("cuda:0 (computes)")
     assert lines[-1].startswith("Predicted step: 0.6")
+    monkeypatch.setenv("MULTIGPU_HOIST", "on")
+    _, hoisted, _ = run(capsys, flux, "--devices", DEVICES, "cuda:0,8gb;cpu,*", "--step-seconds", "0.4")
+    last = hoisted.splitlines()[-1]
+    assert last.startswith("Predicted step: 0.4") and "copied only in the first step of a run" in last
     _, rough, _ = run(capsys, flux, "--devices", DEVICES, "cuda:0,8gb;cpu,*")
     assert "--step-seconds" in rough
 
@@ -276,10 +306,7 @@ def test_accelerators_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
         if backend.type == "npu":
             raise BackendUnavailable("npu is installed but does not work: no driver")
         sizes = {"cuda": [8, 9], "xpu": [None]}.get(backend.type, [])
-        return [
-            Device(DeviceId(backend.type, index), f"{backend.type}:{index}", "Card", size)
-            for index, size in enumerate(sizes)
-        ]
+        return [Device(DeviceId(backend.type, index), "Card", size) for index, size in enumerate(sizes)]
 
     monkeypatch.setattr(inventory, "probe", cards)
     monkeypatch.setattr(inventory, "free_bytes", lambda device: 5 + device.index)
@@ -295,7 +322,7 @@ def test_accelerators_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_system_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(ram, "find_spec", lambda name: None)
     monkeypatch.delattr(os, "sysconf")
     with pytest.raises(InputError, match="psutil"):
         machine.machine_budgets(lambda note: None)

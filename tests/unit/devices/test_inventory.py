@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from multigpu.devices import backends
+from multigpu.devices import backends, figures
 from multigpu.devices import inventory as inventory_module
 from multigpu.devices.backends import BACKENDS, Backend, Device
 from multigpu.devices.inventory import Inventory
@@ -16,10 +16,10 @@ from multigpu.plan import CPU, DeviceId
 GIB = 1024**3
 CARDS = {
     "cuda": [
-        Device(DeviceId("cuda", 0), "cuda:0", "Fast Card", 24 * GIB),
-        Device(DeviceId("cuda", 1), "cuda:1", "Old Card", 8 * GIB),
+        Device(DeviceId("cuda", 0), "Fast Card", 24 * GIB),
+        Device(DeviceId("cuda", 1), "Old Card", 8 * GIB),
     ],
-    "privateuseone": [Device(DeviceId("privateuseone", 0), "directml:0", "Another", None)],
+    "directml": [Device(DeviceId("directml", 0), "Another", None)],
 }
 
 
@@ -53,9 +53,9 @@ def test_a_broken_backend_is_reported_not_raised() -> None:
         ("CUDA:1", DeviceId("cuda", 1)),
         ("cuda", DeviceId("cuda", 0)),
         ("gpu:1", DeviceId("cuda", 1)),
-        ("gpu:2", DeviceId("privateuseone", 0)),
+        ("gpu:2", DeviceId("directml", 0)),
         ("corex:0", DeviceId("cuda", 0)),
-        ("directml:0", DeviceId("privateuseone", 0)),
+        ("privateuseone:0", DeviceId("directml", 0)),
         ("cpu", CPU),
     ],
 )
@@ -111,12 +111,12 @@ FIRST, SECOND = DeviceId("cuda", 0), DeviceId("cuda", 1)
 
 
 def test_links_are_measured_once_for_each_direction() -> None:
-    links = Stopwatch(53.64e9, 12.4e9, 19.96e9)
+    links = Stopwatch(53.64e9, 12.446e9, 19.96e9)
     inventory = Inventory(measure_link=links)
     assert links.asked == []
     for _ in range(2):
-        assert inventory.bandwidth(CPU, FIRST) == 54e9
-        assert inventory.bandwidth(SECOND, FIRST) == 12e9
+        assert inventory.bandwidth(CPU, FIRST) == 53.6e9
+        assert inventory.bandwidth(SECOND, FIRST) == 12.4e9
         assert inventory.bandwidth(FIRST, SECOND) == 20e9
     assert links.asked == [(CPU, FIRST), (SECOND, FIRST), (FIRST, SECOND)]
 
@@ -125,8 +125,8 @@ def test_compute_rates_are_measured_once_for_each_device() -> None:
     rates = Stopwatch(657.3e12, 8.049e12)
     inventory = Inventory(measure_flops=rates)
     for _ in range(2):
-        assert inventory.flops(FIRST) == 660e12
-        assert inventory.flops(SECOND) == 8e12
+        assert inventory.flops(FIRST) == 657e12
+        assert inventory.flops(SECOND) == 8.05e12
     assert rates.asked == [(FIRST,), (SECOND,)]
 
 
@@ -193,3 +193,38 @@ def test_what_a_vendors_module_raises_becomes_a_sentence(monkeypatch: pytest.Mon
     inventory = Inventory()
     assert inventory.labels() == ["cpu"]
     assert inventory.problems == ("mlu is installed but does not work: driver/library version mismatch",)
+
+
+class Kept:
+    """Figures of an earlier process, and how often they were asked for."""
+
+    def __init__(self, **figures: float) -> None:
+        self.figures, self.asked = figures, 0
+
+    def get(self, name: str) -> float | None:
+        self.asked += 1
+        return next((its for start, its in self.figures.items() if name.startswith(start.replace("_", " "))), None)
+
+    def put(self, name: str, figure: float) -> None:
+        raise AssertionError("nothing was measured")
+
+
+def test_links_are_those_that_were_measured_and_none_is_measured_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "identity", str)
+    zero, one = DeviceId("cuda", 0), DeviceId("cuda", 1)
+    kept, measured = Kept(**{"cuda:1_cuda:0": 3.0}), list[object]()
+    inventory = Inventory(measure_link=lambda *pair: measured.append(pair), kept=kept)
+    assert inventory.links() == {(one, zero): 3.0} and not measured
+    asked = kept.asked
+    assert inventory.links() == {(one, zero): 3.0} and kept.asked == asked, "each is looked up once"
+    inventory._figures[CPU, zero] = 2.0
+    assert inventory.links() == {(CPU, zero): 2.0, (one, zero): 3.0}
+    assert inventory.known(one) is None and inventory.known(CPU, zero) == 2.0
+
+
+def test_links_do_not_wait_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "identity", str)
+    inventory = Inventory(kept=Kept(**{"cuda:1_cuda:0": 3.0}))
+    with inventory._measuring:
+        assert inventory.links() == {}
+    assert len(inventory.links()) == 1

@@ -14,7 +14,7 @@ from multigpu.devices.torch_devices import current_device, device_id, device_of,
 from multigpu.plan import CPU, DeviceId
 from multigpu.stream.lanes import SynchronousLane, device_module, open_lane
 
-MPS, DIRECTML = DeviceId("mps", None), DeviceId("privateuseone", 0)
+MPS, DIRECTML = DeviceId("mps", None), DeviceId("directml", 0)
 GIB = 1024**3
 
 
@@ -62,8 +62,8 @@ def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(torch, "mps", module)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    (device,) = probe(Backend("mps", "mps"))
-    assert (device.id, device.label, device.total) == (MPS, "mps", 12 * GIB)
+    (device,) = probe(Backend("mps"))
+    assert (device.id, device.total) == (MPS, 12 * GIB)
     assert free_bytes(MPS) == 9 * GIB and cached_bytes(MPS) == 2 * GIB
     assert clear_caches([MPS]) == {MPS: 2 * GIB} and emptied == ["mps"]
 
@@ -74,10 +74,10 @@ def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setattr(backends, "find_spec", lambda name: name == "torch_directml")
     monkeypatch.setattr(backends.importlib, "import_module", lambda name: package)
-    found = probe(Backend("privateuseone", "directml", "torch_directml"))
-    assert [(device.id, device.label, device.name) for device in found] == [
-        (DIRECTML, "directml:0", "Card 0"),
-        (DeviceId("privateuseone", 1), "directml:1", "Card 1"),
+    found = probe(Backend("directml", "torch_directml"))
+    assert [(device.id, device.name) for device in found] == [
+        (DIRECTML, "Card 0"),
+        (DeviceId("directml", 1), "Card 1"),
     ]
     assert found[0].total is None and free_bytes(DIRECTML) is None and clear_caches([DIRECTML]) == {}
 

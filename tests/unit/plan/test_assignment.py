@@ -146,7 +146,7 @@ def test_the_search_is_never_slower_than_a_simple_rule(
     quotas = (need - need // 3, need // 3) if two else (need,)
     donors = Donors(quotas, (10**9,) * len(quotas), (10.0, 5.0)[: len(quotas)])
     ring = RingModel(ring_bytes, donors.speeds)
-    found = ring.step_seconds(work.seconds, work.sizes, best_links(work, donors, ring))
+    found = ring.step_seconds(work.seconds, work.sizes, best_links(work, donors, ring).links)
     for rule in SIMPLE_RULES:
         simple = assign_links(work, rule(work, need), donors.quotas, donors.free)
         assert found <= ring.step_seconds(work.seconds, work.sizes, simple) * (1 + 1e-8)
@@ -160,8 +160,8 @@ def test_flux_streams_within_one_percent_of_the_limit(share: float, over_limit: 
     donors = Donors((int(share * total_bytes(blocks)),), (10**12,), (FLUX_LINK,))
     ring = RingModel(512 * 2**20, (FLUX_LINK,))
     limit = step_limit(work, donors)
-    found = ring.step_seconds(work.seconds, work.sizes, best_links(work, donors, ring))
-    quick = ring.step_seconds(work.seconds, work.sizes, quick_links(work, donors))
+    found = ring.step_seconds(work.seconds, work.sizes, best_links(work, donors, ring).links)
+    quick = ring.step_seconds(work.seconds, work.sizes, quick_links(work, donors).links)
     assert found <= quick
     assert found <= over_limit * limit
     assert quick <= 1.03 * limit
@@ -172,6 +172,6 @@ def test_modulation_layers_of_flux_stay_when_half_leaves() -> None:
     work = work_of([b.bytes for b in blocks], [b.compute or 0.0 for b in blocks])
     links = best_links(
         work, Donors((total_bytes(blocks) // 2,), (10**12,), (FLUX_LINK,)), RingModel(512 * 2**20, (FLUX_LINK,))
-    )
+    ).links
     modulation = [link for block, link in zip(blocks, links, strict=True) if block.name.endswith("mod")]
     assert modulation.count(RESIDENT) >= 0.5 * len(modulation)

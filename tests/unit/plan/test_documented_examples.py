@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from multigpu.cli.plan import parse_budgets, parser, read_request, split_words
+from multigpu.cli.plan import parse_budgets, parser, read_request, resting_in, split_words, with_disk
 from multigpu.errors import DoesNotFit
 from multigpu.files import describe_model, read_tensors
 from multigpu.plan import CPU, Auto, DeviceId, Plan, format_request, make_plan, parse_request
@@ -83,9 +83,10 @@ def test_documented_commands_plan(page: str, line: str, model_folder: Path) -> N
             model_folder / f"{file.name}.safetensors", flux_tensors(prefix=f"{number}." if number else "")
         )
     model = describe_model(read_tensors(model_folder / f"{file.name}.safetensors" for file in files))
-    budgets = parse_budgets(options.devices or "cuda:0=24g@53,cpu=64g@25")
+    request, blocks = read_request(options, text), resting_in(files, model.blocks)
+    budgets = with_disk(parse_budgets(options.devices or "cuda:0=24g@53,cpu=64g@25"), blocks, request)
     compute = DeviceId.parse(options.compute) if options.compute else budgets[0].device
-    plan = make_plan(read_request(options, text), model.blocks, budgets, compute)
+    plan = make_plan(request, blocks, budgets, compute)
     assert plan.total_bytes == sum(block.bytes for block in model.blocks)
 
 

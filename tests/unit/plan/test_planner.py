@@ -254,7 +254,7 @@ def test_explain_one_line() -> None:
     plan = make_plan(parse_request("cuda:0,50%;cpu,50%"), blocks_of(*[GIB] * 4, seconds=0.1), roomy(), GPU0)
     assert explain.one_line(plan) == (
         "cuda:0 computes and holds 2.00 GiB (50.0 %); cpu holds 2.00 GiB (50.0 %); "
-        "step 0.400 s, as fast as with all blocks resident"
+        "step about 0.400 s (an estimate), as fast as with all blocks resident"
     )
     resident = make_plan(VirtualVram(0, (CPU,)), blocks_of(GIB), roomy(), GPU0)
     assert explain.one_line(resident) == "cuda:0 computes and holds 1.00 GiB (100.0 %)"
@@ -296,7 +296,8 @@ def test_explain_one_block(reason: Reason) -> None:
     plan = make_plan(parse_request("cpu,*"), [Block("x.y", GIB, immovable=fixed)], roomy(), GPU0)
     said = explain.block_reason(plan, "x.y")
     assert said.startswith(f"x.y (1.00 GiB) rests on {plan['x.y'].home}: ")
-    assert (explain.REASON_TEXT[fixed] if fixed else "copied to cuda:0 just before it runs") in said
+    why = explain.REASON_TEXT[fixed].format(compute=GPU0) if fixed else "copied to cuda:0 just before it runs"
+    assert why in said
 
 
 def test_explain_a_block_that_is_not_there() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from multigpu.errors import AllocationError, InputError
-from multigpu.plan import CPU, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+from multigpu.plan import CPU, DISK, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
 
 from .shapes import GPU0, GPU1
 
@@ -22,6 +22,8 @@ from .shapes import GPU0, GPU1
         ("cpu:0", CPU),
         ("mps", DeviceId("mps", None)),
         ("MPS:0", DeviceId("mps", None)),
+        ("disk", DISK),
+        ("Disk:0", DISK),
         *((f"{kind}:1", DeviceId(kind, 1)) for kind in ("xpu", "npu", "mlu", "directml", "corex", "privateuseone")),
     ],
 )
@@ -31,7 +33,8 @@ def test_devices_parse(text: str, device: DeviceId) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "mps:1", "0", "cuda:0:0", "cuda:99999", "größe"]
+    "text",
+    ["", "cuda0", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "mps:1", "disk:1", "0", "cuda:0:0", "cuda:99999", "größe"],
 )
 def test_what_is_no_device_is_refused_by_name(text: str) -> None:
     with pytest.raises(AllocationError, match="is not a device") as caught:
@@ -39,8 +42,8 @@ def test_what_is_no_device_is_refused_by_name(text: str) -> None:
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("mps", 0), ("cuda", None)])
-def test_only_cpu_and_mps_have_no_index(kind: str, index: int | None) -> None:
+@pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("mps", 0), ("disk", 0), ("cuda", None)])
+def test_only_cpu_mps_and_disk_have_no_index(kind: str, index: int | None) -> None:
     with pytest.raises(AllocationError, match="index"):
         DeviceId(kind, index)
 
@@ -49,7 +52,8 @@ def test_devices_sort_by_number_not_by_text() -> None:
     names = ["cuda:10", "cuda:2", "cpu", "xpu:0"]
     assert [str(device) for device in sorted(map(DeviceId.parse, names))] == ["cpu", "cuda:2", "cuda:10", "xpu:0"]
     assert CPU <= GPU0 < GPU1
-    assert CPU.is_cpu and not GPU0.is_cpu and not DeviceId("mps", None).is_cpu
+    assert CPU.is_cpu and not GPU0.is_cpu and not DeviceId("mps", None).is_cpu and not DISK.is_cpu
+    assert DISK.is_disk and not CPU.is_disk
 
 
 @pytest.mark.parametrize("compute", [-1.0, float("nan"), float("inf")])
@@ -74,6 +78,7 @@ def test_an_unknown_link_has_the_documented_speed() -> None:
     assert DeviceBudget(CPU, 1, 1).link_speed == 25e9
     assert DeviceBudget(GPU1, 1, 1).link_speed == 12e9
     assert DeviceBudget(GPU1, 1, 1, 5e9).link_speed == 5e9
+    assert DeviceBudget(DISK, 1, 1).link_speed == 2e9
 
 
 def example(forecast: Forecast | None = None) -> Plan:
@@ -125,7 +130,7 @@ def test_a_plan_as_plain_data() -> None:
     data = json.loads(json.dumps(example(Forecast(2.0, 1.0, ((CPU, 0.5), (GPU1, 0.25)))).to_json()))
     assert data["version"] == 1 and data["compute"] == "cuda:0"
     assert data["bytes_by_home"] == {"cuda:0": 10, "cpu": 20, "cuda:1": 70}
-    assert data["forecast"] == {"step": 2.0, "compute": 1.0, "links": {"cpu": 0.5, "cuda:1": 0.25}}
+    assert data["forecast"] == {"step": 2.0, "compute": 1.0, "links": {"cpu": 0.5, "cuda:1": 0.25}, "measured": False}
     assert example().to_json()["forecast"] is None
 
 

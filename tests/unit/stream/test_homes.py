@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from multigpu.stream.arena import Arena
-from multigpu.stream.homes import HomedBlock, lay_out_block, settle_in
+from multigpu.stream.homes import HomedBlock, fill, lay_out_block, settle_in
 
 RAM = torch.device("cpu")
 
@@ -22,6 +22,7 @@ def module() -> torch.nn.Module:
 def homed(module: torch.nn.Module) -> HomedBlock:
     laid, size = lay_out_block(module)
     room = Arena(RAM, [size]).room(size)
+    fill(room, laid)
     return HomedBlock("block", module, room, settle_in(room, laid))
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from multigpu.stream import arena as arena_module
 from multigpu.stream.arena import PAGE, Arena
 from multigpu.stream.census import bytes_by_device
-from multigpu.stream.homes import HomedBlock, lay_out_block, settle_in
+from multigpu.stream.homes import HomedBlock, fill, lay_out_block, settle_in
 from multigpu.stream.lanes import open_lane
 from multigpu.stream.streamer import Streamer
 
@@ -39,6 +41,7 @@ def homed(model: Chain) -> list[HomedBlock]:
     for index, module in enumerate(model.blocks):
         laid, size = lay_out_block(module)
         room = Arena(CPU, [size]).room(size)
+        fill(room, laid)
         blocks.append(HomedBlock(str(index), module, room, settle_in(room, laid)))
     return blocks
 
@@ -176,3 +179,35 @@ def test_without_streams_a_copy_is_done_when_it_returns() -> None:
     target, source = torch.zeros(4), torch.ones(4)
     assert lane.copy(target, source, []) is None
     assert torch.equal(target, source)
+
+
+@given(st.lists(st.sampled_from([-1, 0, 1200, 3000, 1 << 20]), min_size=len(ORDERS), max_size=len(ORDERS)))
+def test_blocks_that_come_and_go_as_there_is_room_give_the_same_numbers(rooms: list[int]) -> None:
+    model = Chain(6)
+    want = [model(X, order) for order in ORDERS]
+    blocks, room = homed(model), 0
+    streamer = Streamer(blocks, CPU, 2560, lambda: room)
+    streamer.attach()
+    for order, expected, room in zip(ORDERS, want, rooms, strict=True):
+        streamer.retain_more()
+        assert torch.equal(model(X, order), expected)
+        assert streamer.retained_bytes <= sum(block.size for block in blocks)
+        if room < 0:
+            streamer.release(1)
+    streamer.close()
+    assert streamer.retained_bytes == 0
+
+
+def test_room_is_looked_at_after_a_whole_pass_of_a_run(model: Chain) -> None:
+    """Before that nobody knows how much memory a pass needs."""
+    looked: list[bool] = []
+    streamer = Streamer(homed(model), CPU, 2560, lambda: looked.append(True) or 0)
+    streamer.attach()
+    order = [1, 0, 3, 2, 2, 5, 4]  # not the order of declaration
+    for count in (0, 1, 2):
+        model(X, order)
+        assert len(looked) == count
+    streamer.retain_more()  # the next run begins
+    for count in (2, 3):
+        model(X, order)
+        assert len(looked) == count

@@ -1,0 +1,92 @@
+"""What is measured: the cases by name, and the sides. Needs neither torch nor ComfyUI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SIDES = {
+    "ours": "Place Model in mode auto, in a ComfyUI with DynamicVRAM",
+    "core": "ComfyUI with DynamicVRAM, its default",
+    "static": "ComfyUI with --disable-dynamic-vram",
+    "diffusers": "the library diffusers with group offloading, where it is installed",
+}
+FIRST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a picture and a card.
+
+    `card` is the GB of the GPU that a ballast leaves; None: no ballast. `steps` are those of the second prompt.
+    `allocation` is what the Place Model node is given instead of mode auto. With `lora` the first prompt has a LoRA.
+    `size` is that of the model file, one of `bench_models.SIZES`.
+    Without `hoist` no layers are computed ahead.
+    """
+
+    name: str
+    family: str = "flux"
+    card: float | None = None
+    width: int = 1024
+    height: int = 1024
+    frames: int = 1
+    steps: int = 10
+    fp8: bool = False
+    lora: bool = False
+    allocation: str | None = None
+    size: str = "whole"
+    hoist: bool = True
+
+    @property
+    def resident(self) -> str:
+        """The case in which the same model draws the same picture with all weights on the GPU."""
+        same = (self.family, self.width, self.height, self.frames, self.fp8)
+        return next(
+            case.name
+            for case in CASES.values()
+            if case.whole and (case.family, case.width, case.height, case.frames, case.fp8) == same
+        )
+
+    @property
+    def whole(self) -> bool:
+        return self.card is None and self.allocation is None
+
+    @property
+    def latent(self) -> tuple[int, ...]:
+        """The latent's shape, as ComfyUI's nodes for empty ones make it."""
+        time = () if self.family == "flux" else ((self.frames - 1) // 4 + 1,)
+        return (1, 16, *time, self.height // 8, self.width // 8)
+
+    def shrunk(self, simulate: bool) -> Case:
+        """To try the benchmark: a card for a model of a few blocks, or a tiny picture for simulated devices."""
+        if not simulate:
+            return replace(self, card=None if self.card is None else 1.5 + self.card / 10, size="small")
+        half = None if self.card is None else "cuda:0,50%;cpu,*"
+        small = {"width": 64, "height": 64, "frames": min(self.frames, 5), "steps": 3, "card": None, "size": "tiny"}
+        return replace(self, **small, allocation=self.allocation or half)
+
+
+_WAN = {"family": "wan", "width": 832, "height": 480}
+_LIST = (
+    Case("flux"),
+    Case("flux-24", card=24),
+    Case("flux-16", card=16),
+    Case("flux-12", card=12),
+    Case("flux-8", card=8),
+    Case("flux-2048px", width=2048, height=2048),
+    Case("flux-12-2048px", card=12, width=2048, height=2048),
+    Case("flux-16-lora", card=16, lora=True),
+    Case("flux-half", allocation="cuda:0,50%;cpu,*"),
+    Case("flux-half-streamed", allocation="cuda:0,50%;cpu,*", hoist=False),
+    Case("flux-fp8", fp8=True),
+    Case("flux-16-fp8", card=16, fp8=True),
+    Case("flux-8-fp8", card=8, fp8=True),
+    Case("wan-1", **_WAN),
+    Case("wan-16-1", card=16, **_WAN),
+    Case("wan-33", frames=33, steps=5, **_WAN),
+    Case("wan-16-33", card=16, frames=33, steps=5, **_WAN),
+    Case("qwen", family="qwen"),
+    Case("qwen-16", family="qwen", card=16),
+)
+CASES = {case.name: case for case in _LIST}
+DEFAULT = tuple(case.name for case in _LIST if not case.whole or case.name == "flux")
+"""All that must hold. The other cases without ballast are run once, with core, for the resident step."""

@@ -1,0 +1,131 @@
+"""One process of the benchmark with the library diffusers, where it is installed: the same file, the same picture size.
+
+On a card that is smaller than the model its weights are offloaded leaf by leaf, copied on a stream of their own (group
+offloading); without a ballast all of them are on the GPU. Its pictures are not compared: the model is not ComfyUI's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from typing import Any
+
+import bench_models
+import torch
+
+from .cases import FIRST_STEPS, Case
+from .process import HighestRam, anonymous_bytes, ballast, pinned_bytes
+
+_HEAD = 128
+
+
+def model_class(case: Case) -> tuple[str, dict[str, Any]]:
+    """The class in diffusers, and the sizes of the model in its words."""
+    sizes = bench_models.SIZES[case.family]
+    size: dict[str, int] = sizes[case.size]
+    if case.family == "flux":
+        about = {"num_layers": size["double"], "num_single_layers": size["single"], "guidance_embeds": True}
+        return "FluxTransformer2DModel", about | {"num_attention_heads": size["hidden"] // _HEAD}
+    if case.family == "wan":
+        about = {"num_layers": size["layers"], "ffn_dim": size["ffn"]}
+        return "WanTransformer3DModel", about | {"num_attention_heads": size["dim"] // _HEAD}
+    return "QwenImageTransformer2DModel", {"num_layers": size["layers"]}
+
+
+def load(case: Case, path: str) -> Any:
+    import diffusers
+    from diffusers.hooks import apply_group_offloading
+
+    name, sizes = model_class(case)
+    cls = getattr(diffusers, name)
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"_class_name": name, **sizes}, file)
+        model = cls.from_single_file(path, config=folder, torch_dtype=torch.bfloat16)
+    gpu = torch.device("cuda:0")
+    if case.whole:
+        return model.to(gpu)
+    apply_group_offloading(model, gpu, offload_type="leaf_level", use_stream=True, non_blocking=True)
+    return model
+
+
+class Pipeline:
+    """Calls the model as a pipeline of its family does, once for each step of an Euler sampler."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        random = torch.Generator().manual_seed(2)
+        tokens, width = bench_models.TEXT[case.family]
+        self._text = torch.randn(1, tokens, width, generator=random).to("cuda", torch.bfloat16)
+        self._noise = torch.randn(case.latent, generator=random).to("cuda", torch.bfloat16)
+        self._pooled = torch.randn(1, bench_models.FLUX_DEV["vector"], generator=random).to("cuda", torch.bfloat16)
+        self.seconds_per_step = 0.0
+        self.least_free = torch.cuda.mem_get_info()[1]
+
+    def draw(self, model: Any, steps: int) -> torch.Tensor:
+        x = self._noise if self._case.family == "wan" else self._packed()
+        stamps = []
+        with torch.inference_mode():
+            for step in range(steps):
+                time_left = torch.full((1,), 1.0 - step / steps, device="cuda", dtype=torch.bfloat16)
+                x = x - self._predicted(model, x, time_left) / steps
+                if step in (0, steps - 1):
+                    self.least_free = min(self.least_free, torch.cuda.mem_get_info()[0])
+                    torch.cuda.synchronize()
+                    stamps.append(time.perf_counter())
+        if steps > 1:
+            self.seconds_per_step = (stamps[-1] - stamps[0]) / (steps - 1)
+        return x
+
+    def _packed(self) -> torch.Tensor:
+        """Two by two pixels of the latent as one token."""
+        *_, height, width = self._noise.shape
+        tokens = self._noise.reshape(1, 16, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+        return tokens.reshape(1, height * width // 4, 64)
+
+    def _predicted(self, model: Any, x: torch.Tensor, time_left: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {"hidden_states": x, "encoder_hidden_states": self._text, "return_dict": False}
+        rows, columns = self._noise.shape[-2] // 2, self._noise.shape[-1] // 2
+        if self._case.family == "flux":
+            places = torch.zeros(rows, columns, 3)
+            places[..., 1], places[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
+            given |= {
+                "timestep": time_left,
+                "pooled_projections": self._pooled,
+                "guidance": torch.full((1,), 3.5, device="cuda"),
+                "img_ids": places.reshape(-1, 3).cuda(),
+                "txt_ids": torch.zeros(self._text.shape[1], 3, device="cuda"),
+            }
+        elif self._case.family == "wan":
+            given |= {"timestep": time_left * 1000}
+        else:
+            given |= {"timestep": time_left, "img_shapes": [[(1, rows, columns)]]}
+            given |= {"encoder_hidden_states_mask": torch.ones(1, self._text.shape[1], device="cuda", dtype=torch.long)}
+        predicted: torch.Tensor = model(**given)[0]
+        return predicted
+
+
+def measure(case: Case, path: str) -> dict[str, Any]:
+    """As `process.measure`, for bf16 models without a LoRA."""
+    if case.fp8 or case.lora:
+        raise SystemExit(f"{case.name} is not measured with diffusers: it has fp8 weights or a LoRA")
+    pipeline = Pipeline(case)
+    held = ballast(case.card)
+    room = pipeline.least_free = torch.cuda.mem_get_info()[0]
+    before = anonymous_bytes()
+    result: dict[str, Any] = {"steps": case.steps}
+    with pinned_bytes() as pinned, HighestRam() as ram:
+        begin = time.perf_counter()
+        model = load(case, path)
+        pipeline.draw(model, FIRST_STEPS)
+        torch.cuda.synchronize()
+        result |= {"first": time.perf_counter() - begin, "ram_peak": ram.highest - before}
+        begin = time.perf_counter()
+        pipeline.draw(model, case.steps)
+        torch.cuda.synchronize()
+        result |= {"second": time.perf_counter() - begin, "step": pipeline.seconds_per_step}
+        result |= {"ram": anonymous_bytes() - before, "pinned": pinned()}
+    del held
+    return result | {"free": pipeline.least_free, "peak": room - pipeline.least_free, "model": os.path.getsize(path)}

@@ -1,0 +1,151 @@
+"""Weights that stay in the model file, on a real GPU with DynamicVRAM: bit-identical, and without RAM of their own.
+
+    python tests/gpu/check_disk.py [--host TREE] [--card 8] [--small]
+
+First by strings, then `auto` on a GPU of which a ballast leaves `--card` GB, in a process of its own that a control
+group limits to half the model's bytes of RAM; where no such group can be made, that part is left out and says so.
+Prints one line per check and exits 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import bench_host as host
+import torch
+from check_engine import Checks, lora
+
+GB = 1e9
+
+
+class Peak:
+    """The most anonymous bytes of this process at any moment of a `with`, beyond those at its beginning."""
+
+    def __enter__(self) -> Peak:
+        self._before, self.bytes, self._over = _anonymous(), 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.01):
+            self.bytes = max(self.bytes, _anonymous() - self._before)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def _anonymous() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def check_placed(check: Checks, name: str, placed: Any, forward: host.Forward, want: torch.Tensor) -> None:
+    from multigpu.plan import CPU, DISK, explain
+
+    with Peak() as peak:
+        host.load_on_device(placed)
+        same = sum(torch.equal(forward(placed), want) for _ in range(5))
+    plan = placed.placed.plan
+    homed = plan.bytes_on(CPU)
+    check(f"{name}: bit-identical", same == 5, explain.one_line(plan))
+    check(f"{name}: weights are on disk", plan.bytes_on(DISK) > 0)
+    check(f"{name}: RAM", peak.bytes <= homed + GB, f"{peak.bytes / GB:.2f} for {homed / GB:.2f} GB homed there")
+    seconds, expected = forward.seconds(placed), plan.forecast.step if plan.forecast else 0.0
+    read = plan.bytes_on(DISK) / seconds / GB
+    print(f"       {seconds:.3f} s a step, {expected:.3f} were expected; {read:.1f} GB/s from the file", flush=True)
+
+
+def by_strings(check: Checks, path: str, forward: host.Forward) -> None:
+    patcher = host.load(path)
+    host.load_on_device(patcher)
+    forward(patcher)
+    want = forward(patcher)
+    for text in ("cuda:0,40%;disk,*", "cuda:0,30%;cpu,30%;disk,*", "disk,*"):
+        host.unload()
+        placed = host.place(patcher, text)
+        check_placed(check, text, placed, forward, want)
+    host.unload()
+    in_ram = lora(host.place(patcher, "cuda:0,40%;cpu,*"), 0.7)
+    host.load_on_device(in_ram)
+    patched = forward(in_ram)
+    del in_ram
+    host.unload()
+    check_placed(check, "with a LoRA", lora(host.place(patcher, "cuda:0,40%;disk,*"), 0.7), forward, patched)
+
+
+def limited(check: Checks, path: str, forward: host.Forward, card: float) -> None:
+    """In the process whose RAM is limited."""
+    from multigpu.devices.ram import ram
+
+    total, free = ram()
+    check(
+        "the limit of RAM is known", total <= os.path.getsize(path) // 2, f"{free / GB:.1f} of {total / GB:.1f} GB free"
+    )
+    patcher = host.load(path)
+    host.load_on_device(patcher)
+    forward(patcher)
+    want = forward(patcher)
+    host.unload()
+    ballast = torch.empty(max(0, torch.cuda.mem_get_info()[0] - int(card * GB)), dtype=torch.uint8, device="cuda:0")
+    check_placed(check, f"auto, {card} GB card, RAM for half of the model", host.place(patcher, "auto"), forward, want)
+    del ballast
+
+
+@contextmanager
+def group(limit: int) -> Iterator[Path | None]:
+    """A control group inside that of this process; None where there can be none."""
+    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    paths = {line.split(":")[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
+    old = "memory" in paths
+    made = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup") / paths.get("memory" if old else "", "") / "disk"
+    try:
+        made.mkdir()
+        (made / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+    except OSError as reason:
+        print(f"left out: RAM cannot be limited here ({reason})", flush=True)
+        yield None
+        return
+    yield made
+    made.rmdir()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host")
+    parser.add_argument("--card", type=float, default=8)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--limited", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    arguments = sys.argv[1:]
+    host.start(options.host, dynamic=True)
+    path = host.flux_file("small" if options.small else "whole")
+    forward = host.Forward(torch.device("cuda:0"))
+    check = Checks()
+    if options.limited:
+        limited(check, path, forward, options.card)
+        return int(check.failed > 0)
+    host.warm_up(host.flux_file("small"), forward)
+    by_strings(check, path, forward)
+    host.unload()
+    with group(os.path.getsize(path) // 2) as made:
+        if made is not None:
+            command = [sys.executable, __file__, *arguments, "--limited"]
+            enter = f'echo $$ > "{made}/cgroup.procs" && exec "$@"'
+            done = subprocess.run(["sh", "-c", enter, "sh", *command], check=False)
+            check("auto under a limit of RAM", done.returncode == 0, f"exit {done.returncode}")
+    print(f"{check.failed} failed")
+    return int(check.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
