@@ -26,8 +26,9 @@ class ServerSpec:
     """What to start.
 
     `packs` are linked into `custom_nodes`, keyed by folder name. `first_packs` is a folder of packs that ComfyUI loads
-    before any of them. `runner` is put between the interpreter and `main.py`: a script that prepares the process and
-    then runs its arguments. Without `port` a free one is found.
+    before any of them. `settings` are saved as if somebody had chosen them in ComfyUI's dialog. `runner` is put between
+    the interpreter and `main.py`: a script that prepares the process and then runs its arguments. Without `port` a free
+    one is found.
     """
 
     tree: Path
@@ -38,6 +39,7 @@ class ServerSpec:
     first_packs: Path | None = None
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     runner: tuple[str, ...] = ()
     frontend: Path | None = None
     port: int | None = None
@@ -60,7 +62,7 @@ class Server:
     def start(self, timeout: float = 180.0) -> "Server":
         """Returns when ComfyUI answers. Raises Problem if it ends or stays silent, and if `port` is taken."""
         assert self._child is None, "already started"
-        _prepare_base(self.spec)
+        prepare_base(self.spec)
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **self.spec.environment}
         for last in (False, False, True):
             port = usable_port(self.spec.port)
@@ -128,7 +130,8 @@ def usable_port(wanted: int | None) -> int:
         return int(probe.getsockname()[1])
 
 
-def _prepare_base(spec: ServerSpec) -> None:
+def prepare_base(spec: ServerSpec) -> None:
+    """Make the base folder: links to the packs, and the paths of the models."""
     for name in BASE_FOLDERS:
         (spec.base / name).mkdir(parents=True, exist_ok=True)
     for present in (spec.base / "custom_nodes").iterdir():
@@ -145,4 +148,5 @@ def _prepare_base(spec: ServerSpec) -> None:
     if spec.first_packs is not None:
         paths["first_packs"] = {"is_default": True, "custom_nodes": str(spec.first_packs)}
     (spec.base / "extra_paths.yaml").write_text(json.dumps(paths, indent=1), encoding="utf-8")  # JSON is YAML
-    (spec.base / "user" / "default" / "comfy.settings.json").write_text('{"Comfy.TutorialCompleted": true}\n')
+    settings = {"Comfy.TutorialCompleted": True, **spec.settings}
+    (spec.base / "user" / "default" / "comfy.settings.json").write_text(json.dumps(settings) + "\n")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import console, models, pythons
+from . import console, models, pythons, ray_packages
 from .guard import Guarded
 from .hosts import FRONTENDS, HOSTS, fetch_newest_frontend
 from .places import Places
@@ -56,12 +56,13 @@ PARTS = {
     ),
     "types": (Task("types", ("mypy",)),),
     "unit": (*_tests("unit/plan", options=COVERED), *_tests("unit", options=("--ignore=tests/unit/plan",))),
-    "host": _tests("host", *VERSIONS),
+    "host": _tests("host", *VERSIONS[::-1]),
+    "engine": _tests(
+        "engine", *(version | KINDS[1] for version in VERSIONS[::-1]), *(VERSIONS[-1] | kind for kind in KINDS[::2])
+    ),
     "dev": _tests("dev"),
     "sim": _tests("sim", *KINDS[1:]),
-    "engine": _tests(
-        "engine", *(version | KINDS[1] for version in VERSIONS), *(VERSIONS[-1] | kind for kind in KINDS[::2])
-    ),
+    "remote": _tests("remote"),
     "devices": _tests("devices", *KINDS[1:], *({"SIMDEV": kind} for kind in ("xpu", "mps", "privateuseone"))),
     "browser": _tests("browser", *({"MULTIGPU_TEST_FRONTEND": frontend.name} for frontend in FRONTENDS)),
 }
@@ -80,6 +81,10 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
     if "browser" in chosen:
         fetch_newest_frontend(places)
     tasks = [task for name in chosen for task in PARTS[name]]
+    if "remote" in chosen:
+        packages = {"PYTHONPATH": str(ray_packages.install(places))}
+        (remote,) = PARTS["remote"]
+        tasks[tasks.index(remote)] = replace(remote, environment=packages)
     if "unit" in chosen:
         own = tasks.index(PARTS["unit"][-1])
         tasks[own + 1 : own + 1] = unit_on_other_pythons(places)

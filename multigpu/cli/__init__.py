@@ -13,6 +13,7 @@ from .terminal import complain, drop_output, put
 COMMANDS = {
     "plan": "show how a model's weights would be spread over devices; reads only the file's header",
     "doctor": "check that a ComfyUI has every function that this pack uses",
+    "worker": "offer the devices of this machine to ComfyUI on other machines, over Ray",
 }
 """Sub-command, which is also the module's name here -> what it does."""
 
@@ -50,7 +51,7 @@ def _run(arguments: list[str]) -> int:
         put(f"multigpu {__version__}\n")
         return 0
     if name not in COMMANDS:
-        complain("multigpu", f"there is no command {name!r}; the commands are {' and '.join(COMMANDS)}")
+        complain("multigpu", f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
         return WRONG_INPUT
     return int(import_module(f".{name}", __name__).run(rest))
 

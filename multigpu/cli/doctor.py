@@ -1,20 +1,24 @@
 """`multigpu doctor`: is this ComfyUI as the pack expects it? Prints which features are off, and the symbols at fault.
 
-Prints the devices of this machine too, with the measured speeds that plans use.
+Prints the devices of this machine too, with the measured speeds that plans use, and the nodes of the Ray cluster that
+MULTIGPU_RAY names, if it does.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..errors import InputError
+from ..errors import DeviceError, InputError
 from ..host import capabilities, comfyui_tree
 from ..host.surface import Feature
 from ..runtime import new_inventory
+from ..settings import Settings
+from ..units import format_bytes
 from .terminal import Parser, put
 
 if TYPE_CHECKING:
@@ -22,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit code 0 when everything is as expected, 1 when a feature is off. Raises InputError without a ComfyUI."""
+    """Exit code 0 when everything is as expected, 1 when a feature is off or a node of the cluster is not ready.
+
+    Raises InputError without a ComfyUI.
+    """
     parser = Parser(prog="multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects.")
     parser.add_argument("--comfyui", type=Path, metavar="FOLDER", help="the folder with ComfyUI's main.py")
     parser.add_argument("--all", action="store_true", help="list every symbol, also those that are as expected")
@@ -36,7 +43,34 @@ def run(arguments: Sequence[str]) -> int:
     comfyui_tree.enter(tree)
     found = capabilities.probe()
     put(f"{report(found, list_all=options.all)}\n{devices(new_inventory())}\n")
-    return int(any(True for _ in found.features_off()))
+    head = Settings.from_environment(os.environ).ray
+    reachable = True
+    if head is not None:
+        text, reachable = other_machines(head)
+        put(f"{text}\n")
+    return int(not reachable or any(True for _ in found.features_off()))
+
+
+def other_machines(head: str) -> tuple[str, bool]:
+    """The nodes of a Ray cluster in words, with their distance; and whether it can be used and every node is ready."""
+    from ..remote.cluster import READY, Cluster
+
+    lines, cluster = ["", f"Ray cluster   {head}"], Cluster(head)
+    try:
+        nodes = cluster.nodes()
+        for node in nodes:
+            memory = ", ".join(
+                f"{each.name}{'' if each.total is None else f' ({format_bytes(each.total)})'}" for each in node.devices
+            )
+            lines.append(f"  {node.name:<12}{node.state}{': ' + memory if memory else ''}")
+            if node.state == READY:
+                versions = ", ".join(f"{name} {version}" for name, version in node.versions.items())
+                lines.append(f"      {versions}; round trip {cluster.round_trip(node.name) * 1e3:.1f} ms")
+        return "\n".join(lines if nodes else [*lines, "  no worker"]), all(node.state == READY for node in nodes)
+    except DeviceError as problem:
+        return "\n".join([*lines, f"  {problem}"]), False
+    finally:
+        cluster.close()
 
 
 def devices(inventory: Inventory) -> str:
@@ -48,8 +82,8 @@ def devices(inventory: Inventory) -> str:
         speeds = [f"compute {_figure(inventory.flops(device.id), 1e12, 'TFLOP/s')}"]
         for home in inventory.devices:
             if home.id != device.id:
-                speeds.append(f"from {home.label} {_figure(inventory.bandwidth(home.id, device.id), 1e9, 'GB/s')}")
-        lines.append(f"  {device.label:<12}{', '.join(speeds)}")
+                speeds.append(f"from {home.id} {_figure(inventory.bandwidth(home.id, device.id), 1e9, 'GB/s')}")
+        lines.append(f"  {str(device.id):<12}{', '.join(speeds)}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from multigpu.devices.inventory import Inventory
 from multigpu.errors import BackendUnavailable
 from multigpu.plan import DeviceId
 
-FAST, SLOW = (Device(DeviceId("cuda", i), f"cuda:{i}", name, 24 * 2**30) for i, name in enumerate(("Fast", "Slow")))
+FAST, SLOW = (Device(DeviceId("cuda", i), name, 24 * 2**30) for i, name in enumerate(("Fast", "Slow")))
 LINKS = {"cuda:1 cuda:0": 19.6e9, "cpu cuda:0": 53.6e9, "cuda:0 cuda:1": 6.31e9}
 
 
@@ -25,8 +25,8 @@ def test_the_speeds_of_every_accelerator_take_one_line(monkeypatch: pytest.Monke
     lines = devices(machine).splitlines()
     assert lines[1].startswith("Devices       cuda:0 (Fast, 24.00 GiB), cuda:1 (Slow, 24.00 GiB), cpu (")
     assert lines[-2:] == [
-        "  cuda:0      compute 660 TFLOP/s, from cuda:1 20 GB/s, from cpu 54 GB/s",
-        "  cuda:1      compute 0.48 TFLOP/s, from cuda:0 6.3 GB/s, from cpu not measured",
+        "  cuda:0      compute 657 TFLOP/s, from cuda:1 19.6 GB/s, from cpu 53.6 GB/s",
+        "  cuda:1      compute 0.48 TFLOP/s, from cuda:0 6.31 GB/s, from cpu not measured",
     ]
 
 

@@ -1,0 +1,149 @@
+"""Calls to components on other machines: losing the machine, and what is sent only once."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+from comfy import model_management
+
+from ...errors import MultiGPUError, NotSendable, RemoteDeviceLost, RemoteError
+from ...remote.codec import pack, unpack
+from ...remote.link import Link, Message
+from ...remote.names import RemoteDevice
+from .operations import OPERATIONS
+from .service import GONE, KEPT
+
+log = logging.getLogger("multigpu")
+
+LATER_SECONDS = 30.0
+"""How long a call may take for which nobody waits."""
+OWN_THREADS = "multigpu-"
+"""How the names of threads begin that do not look for interruptions: the one that runs the prompt does."""
+WORTH_KEEPING = 4096
+"""Tensors with at least so many bytes are sent once and then referred to."""
+MOST_KEPT = 64
+"""How many tensors of one component the worker keeps; the one that was not used for longest goes first."""
+
+
+class Line:
+    """The calls to one node over its link."""
+
+    def __init__(self, link: Link, lost: Callable[[str], None]) -> None:
+        """`lost` is told the name of the node when a call finds out that it is gone."""
+        self.link = link
+        self._lost = lost
+        self._later = ThreadPoolExecutor(1, thread_name_prefix=f"{OWN_THREADS}{link.node}")
+
+    def call(self, method: str, component: str = "", **given: Any) -> Any:
+        """The answer. Raises what `Link.call` raises, with the name of the component if its node was lost."""
+        try:
+            message = pack(given)
+        except NotSendable as refused:
+            raise NotSendable(
+                f"{refused}; for {component or method} on ray://{self.link.node}, put the node that adds it before the "
+                "place node"
+            ) from None
+        try:
+            answer = unpack(self.link.call(method, message))
+            if isinstance(answer, dict) and GONE in answer:
+                raise RemoteDeviceLost(self.link.node, method, "its worker was started again")
+            return answer
+        except RemoteDeviceLost as lost:
+            self._lost(self.link.node)
+            raise RemoteDeviceLost(lost.node, lost.method, lost.problem, component=component) from None
+
+    def later(self, method: str, **given: Any) -> None:
+        """A call whose answer nobody waits for. Takes no time, so that it can be made wherever garbage is collected."""
+        with suppress(RuntimeError):  # Python is ending
+            self._later.submit(self._quietly, method, pack(given))
+
+    def _quietly(self, method: str, message: Message) -> None:
+        with suppress(RemoteError):
+            self.link.call(method, message, timeout=LATER_SECONDS)
+
+
+class RemoteComponent:
+    """A component under a handle of another machine. When this object goes, the handle is dropped there."""
+
+    def __init__(self, line: Line, device: RemoteDevice, told: dict[str, Any], here: Callable[[], Any] | None) -> None:
+        """`told` is what the worker told when it built the component.
+
+        `here` makes the same component on this machine, for when the other is lost; None: then calls fail.
+        """
+        self.device = device
+        self.name = f"{told['kind']} {told['name']}"
+        self.told = told
+        self._line = line
+        self._handle = str(told["handle"])
+        self._here = here
+        self._substitute: Any = None
+        self._kept: OrderedDict[int, tuple[Any, torch.Tensor]] = OrderedDict()
+        self._number = 0
+        weakref.finalize(self, line.later, "drop", handle=self._handle).atexit = False
+
+    def call(self, method: str, *, once: Any = None, **given: Any) -> Any:
+        """What one of `OPERATIONS` makes of these values there; here, with a warning, if the machine is lost.
+
+        With `once`, a key, large tensors of `named` are sent only if they differ from those sent before for that key.
+        """
+        if self._substitute is None:
+            try:
+                return self._there(method, once, given)
+            except RemoteDeviceLost as lost:
+                if self._here is None:
+                    raise
+                log.warning("[MultiGPU] %s; this machine goes on without it (MULTIGPU_FALL_BACK)", lost)
+                self._substitute = self._here()
+        return OPERATIONS[method](self._substitute, **given)
+
+    def unload(self) -> None:
+        """Unload the model there. Never fails: the host frees memory, and its prompt worker would end with an error."""
+        if self._substitute is None:
+            try:
+                self._line.call("unload", self.name, handle=self._handle)
+            except (Exception, model_management.InterruptProcessingException) as problem:  # noqa: BLE001
+                log.warning("[MultiGPU] %s was not unloaded: %s", self.name, problem)
+
+    def memory(self) -> dict[str, Any] | None:
+        """What the model takes there; None if it cannot be asked."""
+        try:
+            told: dict[str, Any] | None = self._line.call("memory", self.name, handle=self._handle)["model"]
+        except MultiGPUError:
+            return None
+        return told
+
+    def _there(self, method: str, once: Any, given: dict[str, Any]) -> Any:
+        if once is None:
+            return self._line.call(method, self.name, handle=self._handle, **given)["value"]
+        new: dict[int, torch.Tensor] = {}
+        named = {key: self._sent(value, (once, key), new) for key, value in given["named"].items()}
+        forget = [self._kept.popitem(last=False)[0] for _ in range(len(self._kept) - MOST_KEPT)]
+        try:
+            sent = {**given, "named": named, "keep": new, "forget": forget}
+            answer = self._line.call(method, self.name, handle=self._handle, **sent)
+        except BaseException:
+            self._kept.clear()  # it is not known what has arrived
+            raise
+        return answer["value"]
+
+    def _sent(self, value: Any, key: Any, new: dict[int, torch.Tensor]) -> Any:
+        """The value with large tensors replaced by their numbers. Those that the worker does not have are in `new`."""
+        if isinstance(value, torch.Tensor) and value.nbytes >= WORTH_KEEPING:
+            for number, (known, tensor) in self._kept.items():
+                if known == key and tensor.dtype is value.dtype and torch.equal(tensor, value):
+                    self._kept.move_to_end(number)
+                    return {KEPT: number}
+            self._number += 1
+            self._kept[self._number] = key, value.detach().clone()
+            new[self._number] = value
+            return {KEPT: self._number}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._sent(item, key, new) for item in value)
+        return value

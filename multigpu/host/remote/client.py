@@ -1,0 +1,161 @@
+"""This machine's side: from a place node with a remote device to a component whose compute is there."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from comfy import model_management
+
+from ...errors import ClusterUnavailable, HostError, InputError, MultiGPUError, RemoteDeviceLost
+from ...remote.cluster import Cluster
+from ...remote.facts import Facts, FileFact, check
+from ...remote.names import RemoteDevice, is_remote
+from ..lifecycle.prompts import PromptWatch
+from .calls import OWN_THREADS, Line, RemoteComponent
+from .describe import DESCRIBED
+from .file_facts import named_files
+from .graphs import Graph, cut, run_here, source_of
+from .proxies import proxy
+from .versions import versions
+
+if TYPE_CHECKING:
+    from ...runtime import Runtime
+
+log = logging.getLogger("multigpu")
+
+COMPUTE = "compute_device"
+LABELS_SECONDS = 5.0
+"""The nodes of the cluster are asked for this often, while somebody looks at the nodes' widgets."""
+REFUSED = {
+    "control_net": "its residuals are larger than the latents (25 MB per block for Flux), and would be sent at every "
+    "step; place the model and its ControlNet on the same machine",
+    "clip_vision": "only MODEL, CLIP and VAE can compute on another machine; choose a device of this machine",
+}
+"""Components that are not put on another machine alone, and why."""
+
+
+def connected(runtime: Runtime, head: str) -> Remote:
+    """The components on the nodes of the cluster with that head. It is not asked for anything yet."""
+    return Remote(runtime, Cluster(head, stop_if_interrupted))
+
+
+def stop_if_interrupted() -> None:
+    """Raises the host's interruption if the user has asked for it, in the thread that runs the prompt.
+
+    The host forgets that it was asked as soon as it is raised once.
+    """
+    if not threading.current_thread().name.startswith(OWN_THREADS):
+        model_management.throw_exception_if_processing_interrupted()
+
+
+class Remote:
+    """The components of this process that are on other machines."""
+
+    def __init__(self, runtime: Runtime, cluster: Cluster) -> None:
+        self._runtime = runtime
+        self.fall_back = runtime.settings.fall_back
+        self._cluster = cluster
+        self.prompts = PromptWatch()
+        self._lines: dict[str, Line] = {}
+        self._losses: dict[str, int] = {}
+        self._files: dict[str, tuple[str, FileFact]] = {}
+        """By name: what the first node said that has the file."""
+        self._labels: list[str] = []
+        self._looked = 0.0
+        self._looking = threading.Lock()
+
+    # -- for the nodes ----------------------------------------------------------------------------------------
+
+    def labels(self) -> list[str]:
+        """The devices of other machines, as last seen. Looks again in the background; a list that is old does no harm,
+        because nodes accept every name."""
+        if time.monotonic() - self._looked > LABELS_SECONDS and self._looking.acquire(blocking=False):
+            threading.Thread(target=self._look, name="multigpu-nodes", daemon=True).start()
+        return self._labels
+
+    def _look(self) -> None:
+        try:
+            found = self._cluster.nodes()
+            self._labels = [f"ray://{node.name}/{device.name}" for node in found for device in node.devices]
+        except MultiGPUError as problem:
+            if self._labels or not self._looked:
+                log.warning("[MultiGPU] %s", problem)
+            self._labels = []
+        finally:
+            self._looked = time.monotonic()
+            self._looking.release()
+
+    def losses(self, device: str) -> int:
+        """How often the node of a device was lost: a component of before has to be built again."""
+        return next((count for node, count in self._losses.items() if f"/{node}/" in device.lower()), 0)
+
+    def build(self, kind: str, device: RemoteDevice) -> Any:
+        """The component that the node that runs now is to place on a device of another machine.
+
+        Everything upstream of the node, and the node itself, runs there. Raises `MultiGPUError` with the reason if
+        that machine cannot be used, or is not like this one.
+        """
+        if kind in REFUSED or kind not in DESCRIBED:
+            raise InputError(f"a {kind.replace('_', ' ')} cannot be put on {device} alone: {REFUSED.get(kind, '')}")
+        prompt, own = self.prompts.now()
+        if prompt is None:
+            raise HostError("a component can be put on another machine only while ComfyUI runs a prompt")
+        graph = cut(prompt, own)
+        inputs = graph[own]["inputs"]
+        donors = [str(inputs.get(name, "")) for name in ("donor_device", "expert_mode_allocations")]
+        if any(is_remote(part) for text in donors for part in text.replace(";", ",").split(",")):
+            raise InputError(
+                f"the weights of a component on {device} cannot rest on another machine than where it computes; name "
+                "donors as they are called there, such as cpu"
+            )
+        source = source_of(graph, own, kind)
+        graph[own]["inputs"] = {**inputs, COMPUTE: device.there}
+        try:
+            line = self.line(device.node)
+            self.agree(line, graph)
+            told = line.call("build", kind, graph=graph, link=[own, 0], kind=kind)
+        except (RemoteDeviceLost, ClusterUnavailable) as lost:
+            if not self.fall_back:
+                raise
+            log.warning("[MultiGPU] %s; the %s is loaded on this machine (MULTIGPU_FALL_BACK)", lost, kind)
+            return run_here(graph, source)
+        here: Callable[[], Any] | None = None
+        if self.fall_back:
+            here = lambda: run_here(graph, source)  # noqa: E731
+        log.info("[MultiGPU] %s computes on %s", told["name"], device)
+        return proxy(RemoteComponent(line, device, told, here))
+
+    def line(self, node: str) -> Line:
+        """The calls to a node. After a loss, a new link is made."""
+        if node not in self._lines:
+            self._lines[node] = Line(self._cluster.link(node), self._lost)
+        return self._lines[node]
+
+    def _lost(self, node: str) -> None:
+        self._losses[node] = self._losses.get(node, 0) + 1
+        self._lines.pop(node, None)
+
+    # -- the handshake ----------------------------------------------------------------------------------------
+
+    def agree(self, line: Line, graph: Graph) -> None:
+        """Raises `RemoteMismatch` unless the node has the versions, nodes and files that the subgraph needs.
+
+        The files are not opened here: their sizes are compared with this machine's, their headers among all nodes.
+        """
+        files = named_files(node["inputs"] for node in graph.values())
+        classes = frozenset(node["class_type"] for node in graph.values())
+        here = Facts("this machine", versions(self._runtime), classes, tuple(files))
+        answer = line.call("facts", nodes=sorted(classes), files=[each.name for each in files])
+        there = replace(Facts.read(answer), where=f"ray://{line.link.node}")
+        check(here, there)
+        for each in there.files:
+            where, first = self._files.setdefault(each.name, (there.where, each))
+            if first.size == each.size:
+                check(replace(here, where=where, files=(first,)), there)
+            else:  # the file was changed, on every machine
+                self._files[each.name] = there.where, each

@@ -1,0 +1,86 @@
+"""A real ComfyUI in this process, and a second one in another, which stands for the machine `node-b`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from devtools import models
+from devtools.hosts import NEWEST, Frontend, find
+from devtools.places import Places
+from devtools.server import ServerSpec, prepare_base
+from tests.remote.components.pipe import PipeLink, PipeWorker, loaded
+from tests.remote.components.studio import Studio
+
+HOST = find(os.environ["MULTIGPU_HOST"]) if os.environ.get("MULTIGPU_HOST") else NEWEST
+
+
+def arguments(base: Path, folder: Path) -> list[str]:
+    """The command line of a ComfyUI with our pack, without a server."""
+    places = Places.here()
+    frontend = Frontend(HOST).files(places)
+    spec = ServerSpec(
+        tree=places.root, python=Path(sys.executable), base=base, models=folder, packs={"multigpu": places.root}
+    )
+    prepare_base(spec)
+    return [
+        "--cpu", "--base-directory", str(base), "--database-url", "sqlite:///:memory:", "--disable-api-nodes",
+        "--extra-model-paths-config", str(base / "extra_paths.yaml"), "--front-end-root", str(frontend),
+    ]  # fmt: skip
+
+
+class PipeCluster:
+    """The machines of these tests: `node-b`."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, PipeLink] = {}
+
+    def nodes(self) -> list[Any]:
+        device = SimpleNamespace(name="cpu")
+        return [SimpleNamespace(name=name, devices=[device]) for name in self.links]
+
+    def link(self, node: str) -> PipeLink:
+        return self.links[node]
+
+
+@pytest.fixture(scope="session")
+def tree() -> Path:
+    return Places.here().host_tree(HOST.version)
+
+
+@pytest.fixture(scope="session")
+def node_b(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipeWorker]:
+    folder = tmp_path_factory.mktemp("node-b")
+    worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here())))
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="session")
+def studio(tree: Path, node_b: PipeWorker, tmp_path_factory: pytest.TempPathFactory) -> Studio:
+    """This process as the machine where the user sits, with model files of its own."""
+    base = tmp_path_factory.mktemp("here")
+    own = base / "models"
+    shutil.copytree(models.folder(Places.here()), own, copy_function=os.link)
+    os.environ["MULTIGPU_RAY"] = "127.0.0.1:9"
+    from multigpu.host.remote.boot import boot
+
+    service = boot(tree, arguments(base / "base", own))
+    cluster = PipeCluster()
+    cluster.links["node-b"] = PipeLink("node-b", node_b, loaded("host.remote.client").stop_if_interrupted)
+    remote = sys.modules["comfyui_multigpu"].current().remote
+    remote._cluster = cluster
+    return Studio(service, remote, cluster, own)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The warnings of ComfyUI and of what it imports are not ours."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("ignore"))

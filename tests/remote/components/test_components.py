@@ -1,0 +1,224 @@
+"""Components on another machine draw what local ones draw, and are computed there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from devtools.client import Workflow
+from tests.host import file_opens
+from tests.host.workflows import flux, node, placed, sd15, wan
+from tests.remote.components.studio import Studio, without_save
+
+NODE_B = "ray://node-b/cpu"
+
+
+def checkpoint(part: str, **widgets: Any) -> Workflow:
+    """SD1.5 with one part of its checkpoint on the other machine."""
+    return placed(sd15(), part, behind=["checkpoint", ["model", "clip", "vae"].index(part)], **widgets)
+
+
+def with_sampling(workflow: Workflow, class_type: str, **inputs: Any) -> Workflow:
+    """The workflow with a node that changes the model's sampling, behind its LoRA or loader."""
+    source = workflow["sample"]["inputs"]["model"]
+    workflow["sampling"] = node(class_type, model=source, **inputs)
+    workflow["sample"]["inputs"]["model"] = ["sampling", 0]
+    return workflow
+
+
+CASES = {
+    "CLIP": (flux(), lambda: placed(flux(), "clip", compute_device=NODE_B), "encode_text"),
+    "VAE": (flux(), lambda: placed(flux(), "vae", compute_device=NODE_B), "vae_decode"),
+    "MODEL with a negative prompt": (sd15(), lambda: checkpoint("model", compute_device=NODE_B), "denoise"),
+    "MODEL with a LoRA": (
+        flux(lora=0.7),
+        lambda: placed(flux(lora=0.7), "model", behind=["lora", 0], compute_device=NODE_B),
+        "denoise",
+    ),
+    "MODEL with other sampling": (
+        with_sampling(flux(), "ModelSamplingFlux", max_shift=1.5, base_shift=0.7, width=512, height=512),
+        lambda: placed(
+            with_sampling(flux(), "ModelSamplingFlux", max_shift=1.5, base_shift=0.7, width=512, height=512),
+            "model", behind=["sampling", 0], compute_device=NODE_B,
+        ),
+        "denoise",
+    ),
+    "MODEL with other sampling of a node's own class": (
+        with_sampling(sd15(), "ModelSamplingDiscrete", sampling="lcm", zsnr=False),
+        lambda: placed(
+            with_sampling(sd15(), "ModelSamplingDiscrete", sampling="lcm", zsnr=False),
+            "model", behind=["sampling", 0], compute_device=NODE_B,
+        ),
+        "denoise",
+    ),
+    "MODEL, its sampling changed here": (
+        with_sampling(sd15(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=True),
+        lambda: with_sampling(
+            checkpoint("model", compute_device=NODE_B), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=True
+        ),
+        "denoise",
+    ),
+    "MODEL with a ControlNet here": (
+        sd15(control=0.8),
+        lambda: placed(sd15(control=0.8), "model", behind=["checkpoint", 0], compute_device=NODE_B),
+        "denoise",
+    ),
+    "video MODEL": (wan(), lambda: placed(wan(), "model", compute_device=NODE_B), "denoise"),
+    "video VAE": (wan(), lambda: placed(wan(), "vae", compute_device=NODE_B), "vae_decode"),
+    "everything": (
+        flux(),
+        lambda: placed(
+            placed(placed(flux(), "clip", compute_device=NODE_B), "vae", compute_device=NODE_B), "model",
+            compute_device="ray://node-b/default",
+        ),
+        "denoise",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pixels_equal_those_of_a_local_component(studio: Studio, case: str) -> None:
+    local, remote, method = CASES[case]
+    expected = studio.draw(local)
+    studio.methods()
+    assert torch.equal(studio.draw(remote()), expected)
+    assert method in studio.methods()
+
+
+def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
+    """Encodes what it has decoded and decodes that, both in tiles."""
+    tiles = {"tile_size": 128, "overlap": 32, "temporal_size": 64, "temporal_overlap": 8}
+    workflow["encode"] = node("VAEEncodeTiled", pixels=["decode", 0], vae=vae, **tiles)
+    workflow["whole"] = node("VAEEncode", pixels=["decode", 0], vae=vae)
+    workflow["tiled"] = node("VAEDecodeTiled", samples=["encode", 0], vae=vae, **tiles)
+    return workflow
+
+
+@pytest.mark.parametrize("make", [flux, wan])
+def test_a_remote_vae_encodes_and_works_in_tiles(studio: Studio, make: Any) -> None:
+    local = tiled(make(size=160), ["vae", 0])
+    remote = placed(local, "vae", compute_device=NODE_B)
+    for output in ("whole", "encode"):
+        one, other = (studio.run(without_save(each), [output, 0])["samples"] for each in (local, remote))
+        assert torch.equal(one, other)
+    one, other = (studio.run(without_save(each), ["tiled", 0]) for each in (local, remote))
+    assert torch.equal(one, other)
+
+
+def test_a_second_run_computes_nothing_and_a_change_upstream_does(studio: Studio) -> None:
+    workflow = placed(flux(lora=0.5), "model", behind=["lora", 0], compute_device=NODE_B)
+    studio.draw(workflow)
+    studio.methods()
+    studio.draw(workflow)
+    assert studio.methods() == []
+    workflow["lora"]["inputs"]["strength_model"] = 0.25
+    changed = studio.draw(workflow)
+    assert "build" in studio.methods()
+    assert torch.equal(changed, studio.draw(flux(lora=0.25)))
+
+
+def test_this_machine_opens_no_file_of_a_remote_component(studio: Studio) -> None:
+    studio.forget()
+    with file_opens.watch(studio.models) as opened:
+        studio.draw(placed(placed(flux(lora=0.3), "clip", compute_device=NODE_B), "model", behind=["lora", 0],
+                           compute_device=NODE_B))  # fmt: skip
+        assert set(opened.take()) == {"vae/toy_taef1.safetensors"}
+
+
+def test_conditioning_is_sent_once(studio: Studio) -> None:
+    """Steps after the first send the latents and a few bytes, not the text's encoding again."""
+    studio.methods()
+    studio.draw(placed(flux(seed=5, steps=4), "model", compute_device=NODE_B))
+    sent = [there for method, there, _ in studio.link.calls if method == "denoise"]
+    latents = 16 * 8 * 8 * 4
+    assert len(sent) == 4
+    assert sent[0] > 77 * 4096 * 4
+    assert max(sent[1:]) < latents + 4096
+
+
+def test_handles_are_living_proxies(studio: Studio) -> None:
+    studio.forget()
+    component = studio.run(without_save(placed(flux(), "vae", compute_device=NODE_B)), ["place_vae", 0])
+    assert len(studio.handles()) == 1
+    clones = [component.patcher.clone() for _ in range(3)]
+    assert len(studio.handles()) == 1
+    del component, clones
+    studio.forget()
+    assert studio.handles() == []
+
+
+def test_clones_of_a_proxy_are_real_components(studio: Studio) -> None:
+    import comfy.model_base
+    import comfy.sd
+
+    workflow = without_save(placed(placed(flux(), "model", compute_device=NODE_B), "clip", compute_device=NODE_B))
+    model, clip = studio.run(workflow, ["place_model", 0]), studio.run(workflow, ["place_clip", 0])
+    assert isinstance(model.model, comfy.model_base.Flux)
+    assert isinstance(clip.clone(), comfy.sd.CLIP)
+    assert model.model.model_config.unet_config["guidance_embed"]
+    assert sum(weight.nbytes for weight in model.model.state_dict().values()) < 2**17
+
+
+REFUSED = {
+    "a LoRA behind the place node": (
+        lambda: _lora_behind(),
+        "put the node before the place node",
+    ),
+    "a ControlNet alone": (
+        lambda: _control_net(),
+        "place the model and its ControlNet on the same machine",
+    ),
+    "a donor on another machine": (
+        lambda: placed(flux(), "model", compute_device=NODE_B, mode="virtual VRAM", donor_device="ray://node-c/cpu"),
+        "than where it computes",
+    ),
+    "an allocation that the other machine does not understand": (
+        lambda: placed(flux(), "model", compute_device=NODE_B, mode="expert", expert_mode_allocations="cpu,1%;cpu,*"),
+        "ray://node-b, build: .*cpu is named twice",
+    ),
+    "a name without device": (lambda: placed(flux(), "model", compute_device="ray://node-b"), "names no device"),
+    "a device that is not there": (
+        lambda: placed(flux(), "model", compute_device="ray://node-b/cuda:7"),
+        "cuda:7",
+    ),
+}  # fmt: skip
+
+
+def _lora_behind() -> Workflow:
+    workflow = placed(flux(), "model", compute_device=NODE_B)
+    name = "toy_flux_lora.safetensors"
+    workflow["behind"] = node("LoraLoaderModelOnly", model=["place_model", 0], lora_name=name, strength_model=1.0)
+    workflow["sample"]["inputs"]["model"] = ["behind", 0]
+    return workflow
+
+
+def _control_net() -> Workflow:
+    workflow = sd15(control=0.5)
+    workflow["place"] = node("MultiGPUPlaceControlNet", control_net=["controlnet", 0], compute_device=NODE_B)
+    workflow["control"]["inputs"]["control_net"] = ["place", 0]
+    return workflow
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_refused_with_the_reason(studio: Studio, case: str) -> None:
+    workflow, words = REFUSED[case]
+    with pytest.raises(Exception, match=words):
+        studio.draw(workflow())
+
+
+def test_a_file_of_another_size_is_refused(studio: Studio) -> None:
+    other = studio.models / "vae" / "other.safetensors"
+    other.write_bytes((studio.models / "vae" / "toy_taef1.safetensors").read_bytes())
+    workflow = placed(flux(), "vae", compute_device=NODE_B)
+    workflow["vae"]["inputs"]["vae_name"] = "other.safetensors"
+    with pytest.raises(Exception, match=r"ray://node-b has no vae/other.safetensors .*this machine"):
+        studio.draw(workflow)
+    other.unlink()
+
+
+def test_local_placement_still_works(studio: Studio) -> None:
+    studio.methods()
+    assert torch.equal(studio.draw(placed(flux(), "model", compute_device="cpu")), studio.draw(flux()))
+    assert studio.methods() == []

@@ -1,0 +1,129 @@
+"""A machine that is lost, an interruption, and frees: what is asked of the other machine then."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from devtools import models
+from devtools.places import Places
+from multigpu.remote.codec import pack
+from multigpu.remote.link import Message
+from tests.host.workflows import flux, node, placed
+from tests.remote.components.conftest import arguments
+from tests.remote.components.pipe import PipeLink, PipeWorker
+from tests.remote.components.studio import Studio, without_save
+
+NODE_B, NODE_C = "ray://node-b/cpu", "ray://node-c/cpu"
+
+
+class Dying(PipeLink):
+    """A link whose machine dies when a certain call is made."""
+
+    dies_at = ""
+
+    def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
+        if method == self.dies_at:
+            self.worker.process.kill()
+        return super().call(method, message, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def node_c(studio: Studio, tree: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Starts the machine node-c, again and again."""
+    started: list[PipeWorker] = []
+
+    def start(dies_at: str = "") -> PipeWorker:
+        folder = tmp_path_factory.mktemp("node-c")
+        worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here())))
+        started.append(worker)
+        link = Dying("node-c", worker, studio.link.check)
+        link.dies_at = dies_at
+        studio.cluster.links["node-c"] = link
+        return worker
+
+    yield start
+    del studio.cluster.links["node-c"]
+    for worker in started:
+        worker.close()
+
+
+def test_a_lost_machine_is_named_and_the_next_prompt_builds_again(studio: Studio, node_c: Any) -> None:
+    workflow = placed(flux(), "model", compute_device=NODE_C)
+    node_c(dies_at="denoise")
+    with pytest.raises(Exception, match=r"RemoteDeviceLost: ray://node-c was lost during denoise of model Flux"):
+        studio.draw(workflow)
+    with pytest.raises(Exception, match=r"RemoteDeviceLost: ray://node-c was lost during (facts|build)"):
+        studio.draw(workflow)
+    node_c()
+    assert torch.equal(studio.draw(workflow), studio.draw(flux()))
+    studio.cluster.links["node-c"].worker.process.kill()
+
+
+def test_with_fall_back_this_machine_goes_on(
+    studio: Studio, node_c: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(studio.remote, "fall_back", True)
+    studio.remote._lost("node-c")
+    expected = studio.draw(flux(lora=0.4, steps=3))
+    node_c(dies_at="denoise")
+    workflow = placed(flux(lora=0.4, steps=3), "model", behind=["lora", 0], compute_device=NODE_C)
+    assert torch.equal(studio.draw(workflow), expected)
+    assert re.search("ray://node-c was lost during denoise.* this machine goes on", caplog.text)
+    workflow["sample"]["inputs"]["seed"] = 2
+    assert torch.equal(studio.draw(workflow), studio.draw(flux(2, lora=0.4, steps=3)))
+    assert re.search("ray://node-c was lost during facts.* the model is loaded on this machine", caplog.text)
+
+
+def test_an_interruption_reaches_the_other_machine(studio: Studio) -> None:
+    from comfy.model_management import interrupt_current_processing
+
+    workflow = placed(flux(seed=99, steps=500, size=256), "model", compute_device=NODE_B)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            studio.draw(workflow)
+        except Exception as problem:  # noqa: BLE001  looked at below
+            failed.append(problem)
+
+    thread = threading.Thread(target=run)
+    studio.methods()
+    thread.start()
+    while not any(method == "denoise" for method, _, _ in studio.link.calls):
+        time.sleep(0.01)
+    interrupt_current_processing(True)
+    thread.join(60)
+    assert "interrupted" in str(failed[0])
+    assert torch.equal(studio.draw(placed(flux(), "model", compute_device=NODE_B)), studio.draw(flux()))
+
+
+def test_a_free_unloads_there_unless_it_is_kept(studio: Studio) -> None:
+    studio.forget()
+    workflow = placed(flux(), "model", compute_device=NODE_B, keep_loaded="keep")
+    studio.draw(workflow)
+    assert studio.memory()["loaded_bytes"] > 0
+    studio.free()
+    assert studio.memory()["loaded_bytes"] > 0
+    workflow["place_model"]["inputs"]["keep_loaded"] = "eject"
+    studio.draw(workflow)
+    studio.free()
+    assert studio.memory() is None or studio.memory()["loaded_bytes"] == 0
+
+
+def test_the_memory_report_names_the_other_machine(studio: Studio) -> None:
+    workflow = without_save(placed(flux(), "vae", compute_device=NODE_B))
+    workflow["report"] = node("MultiGPUMemoryReport", value=["decode", 0])
+    report = studio.run(workflow, ["report", 1])
+    assert re.search(r"computes on ray://node-b/cpu: .* on ray://node-b/cpu", report), report
+
+
+def test_a_call_with_an_old_handle_tells_that_the_machine_was_started_again(studio: Studio) -> None:
+    answer = studio.link.call("tokenize", pack({"handle": "old", "text": "a", "word_ids": False, "options": {}}))
+    assert b"gone" in answer.header
