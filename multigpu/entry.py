@@ -30,6 +30,8 @@ async def comfy_entrypoint() -> Any:
         if runtime.settings.enabled:
             sys.modules[API] = api
             runtime.free_flow.watch_prompts()
+            runtime.read_settings()
+            runtime.add_routes()
             runtime.add_nodes_for_packs()
 
     class MultiGPUExtension(ComfyExtension):

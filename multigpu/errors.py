@@ -23,6 +23,22 @@ class InputError(MultiGPUError, ValueError):
     """Something the user gave cannot be used."""
 
 
+class RequestError(InputError):
+    """A request over HTTP cannot be answered; `status` is the HTTP status of the answer.
+
+    `field` is the widget at fault, if it is one, and `column` counts from 1 in its text.
+    """
+
+    def __init__(self, problem: str, *, status: int = 400, field: str | None = None, column: int | None = None) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.field = field
+        self.column = column
+
+    def to_json(self) -> dict[str, object]:
+        return {"error": {"message": str(self), "field": self.field, "column": self.column}}
+
+
 class AllocationError(InputError):
     """An allocation that cannot be used."""
 
@@ -71,6 +87,40 @@ class DeviceError(MultiGPUError):
 
 class BackendUnavailable(DeviceError):
     """A device's backend is present but cannot be used."""
+
+
+class ClusterUnavailable(BackendUnavailable):
+    """The Ray cluster that was named cannot be used: unreachable, without a token, or with another one."""
+
+
+class RemoteError(DeviceError):
+    """A call failed on another machine; the message is what was said there."""
+
+
+class RemoteDeviceLost(RemoteError):
+    """A node of the cluster is gone, or does not answer.
+
+    `node` and `method` say which, and during which call; `component`, whose call it was, if it was a component's.
+    """
+
+    def __init__(self, node: str, method: str, problem: str = "it is gone", *, component: str = "") -> None:
+        whose = f" of {component}" if component else ""
+        super().__init__(
+            f"ray://{node} was lost during {method}{whose}: {problem}; start its worker again (multigpu worker), or "
+            "choose another device"
+        )
+        self.node = node
+        self.method = method
+        self.problem = problem
+        self.component = component
+
+
+class NotSendable(InputError):
+    """Something in a workflow cannot be sent to another machine."""
+
+
+class RemoteMismatch(HostError):
+    """Another machine has other versions, nodes or model files than this one."""
 
 
 class OutputError(MultiGPUError):

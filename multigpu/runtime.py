@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,16 @@ from .lifecycle.absent import NoFreeFlow
 from .settings import Settings
 from .target import Resolver
 from .telemetry.recorder import Recorder
-from .telemetry.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from .devices.figures import FigureFile, Kept
     from .devices.inventory import Inventory
     from .host.engine.model_states import ModelStates
     from .host.lifecycle.free_flow import FreeFlow
+    from .host.panel.routes import Panel
     from .host.placing.placer import Placer
+    from .host.remote.client import Remote
+    from .host.snapshots import Snapshots
 
 LOGGER = "multigpu"
 """One name for all our log lines: inside ComfyUI a module's own name is the path of the folder."""
@@ -34,9 +38,9 @@ API = "comfyui_multigpu"
 """The name by which other packs import `api`, for the same reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Runtime:
-    """What was found out when ComfyUI loaded the pack."""
+    """What was found out when ComfyUI loaded the pack. Only `change_settings` changes something of it."""
 
     settings: Settings
     capabilities: HostCapabilities
@@ -58,8 +62,14 @@ class Runtime:
 
     @functools.cached_property
     def inventory(self) -> Inventory:
-        """The devices of this machine; probed when first asked."""
-        return new_inventory()
+        """The devices of this machine; probed when first asked. Speeds that are measured are kept in a file."""
+        return new_inventory(self._speeds() if self.capabilities.offers(Feature.SPEEDS) else None)
+
+    def _speeds(self) -> FigureFile:
+        from .devices.figures import FigureFile
+        from .host.user_folder import user_folder
+
+        return FigureFile(user_folder() / "speeds.json", anew=self.settings.measure)
 
     @functools.cached_property
     def states(self) -> ModelStates:
@@ -79,17 +89,34 @@ class Runtime:
         from .host.placing.device_scope import DeviceScope
         from .host.placing.placer import Placer
 
-        return Placer(self.inventory, self.capabilities, self.states, DeviceScope(), self.free_flow)
+        hoist = self.settings.hoist
+        return Placer(self.inventory, self.capabilities, self.states, DeviceScope(), self.free_flow, hoist=hoist)
+
+    @functools.cached_property
+    def remote(self) -> Remote | None:
+        """Components on other machines. None, and nothing of it is imported, unless MULTIGPU_RAY names a cluster."""
+        if self.settings.ray is None or not self.capabilities.offers(Feature.REMOTE):
+            return None
+        from .host.remote.client import connected
+
+        return connected(self, self.settings.ray)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
         """Takes snapshots of memory. Only inside ComfyUI."""
-        return Recorder(self._snapshot, logging.getLogger(LOGGER))
+        return Recorder(lambda identifier, tag: self.snapshots.take(identifier, tag), logging.getLogger(LOGGER))
 
-    def _snapshot(self, identifier: str, tag: str) -> Snapshot:
-        from .host.device_memory import accelerators, snapshot
+    @functools.cached_property
+    def lock(self) -> threading.RLock:
+        """Held by threads that have models in hands, and while models are unloaded."""
+        return threading.RLock()
 
-        return snapshot(identifier, tag, accelerators(self.inventory), self.free_flow.held())
+    @functools.cached_property
+    def snapshots(self) -> Snapshots:
+        """Looks at memory. Only inside ComfyUI."""
+        from .host.snapshots import Snapshots
+
+        return Snapshots(self.inventory, lambda: self.free_flow.held_patchers(), self.lock)
 
     @functools.cached_property
     def free_flow(self) -> FreeFlow | NoFreeFlow:
@@ -99,13 +126,15 @@ class Runtime:
         except HostIncompatible as problem:
             return NoFreeFlow(problem)
         from .host.device_memory import accelerators
-        from .host.lifecycle.free_flow import FreeFlow, pressure
+        from .host.lifecycle.free_flow import FreeFlow
 
         return FreeFlow(
             lambda: [device.id for device in accelerators(self.inventory)],
-            pressure(self.settings.ram_limit),
+            self.settings.ram_limit,
             lambda: self.states.settle(),
+            lambda: self.states.learn(),
             self.recorder,
+            self.lock,
         )
 
     def nodes(self) -> list[type[Any]]:
@@ -116,6 +145,42 @@ class Runtime:
 
         return all_nodes(self)
 
+    def read_settings(self) -> None:
+        """Take over what ComfyUI has saved of its settings dialog. A line is logged for each problem found."""
+        if self.capabilities.offers(Feature.PANEL):
+            from .host.user_folder import saved_settings
+
+            before = self.settings
+            self._use(before.with_stored(saved_settings()))
+            for problem in self.settings.problems[len(before.problems) :]:
+                logging.getLogger(LOGGER).warning("[MultiGPU] %s", problem)
+
+    def change_settings(self, values: Mapping[str, Any]) -> None:
+        """Change settings while ComfyUI runs. Raises RequestError, and changes nothing, if one is invalid."""
+        self._use(self.settings.changed(values))
+
+    def _use(self, settings: Settings) -> None:
+        self.settings = settings
+        logging.getLogger(LOGGER).setLevel(settings.log_level)
+        self.__dict__.pop("resolver", None)
+        if "free_flow" in self.__dict__:
+            self.free_flow.watch_ram(settings.ram_limit)
+
+    def add_routes(self) -> None:
+        """Add the routes of the panel to the host's server. They need what nodes need, and are off where that is."""
+        without = {Feature.COMMAND, Feature.SPEEDS, Feature.HOISTING, Feature.REMOTE}
+        if all(self.capabilities.offers(feature) for feature in {*Feature} - without):
+            from .host.panel.routes import add_routes
+
+            add_routes(self.panel)
+
+    @functools.cached_property
+    def panel(self) -> Panel:
+        """What answers the routes of the panel. Only inside ComfyUI."""
+        from .host.panel.routes import new_panel
+
+        return new_panel(self)
+
     def add_nodes_for_packs(self) -> None:
         """Have nodes for those of other packs once all packs are loaded; none for packs that are not there."""
         if self.capabilities.offers(Feature.NODES) and self.capabilities.offers(Feature.PACKS):
@@ -125,12 +190,15 @@ class Runtime:
             add_when_all_packs_are_loaded(lambda: pack_nodes(self), beside="MultiGPUPlaceModel")
 
 
-def new_inventory() -> Inventory:
-    """The devices of this machine, with links and compute rates measured as the engine uses them. Needs torch."""
+def new_inventory(kept: Kept | None = None) -> Inventory:
+    """The devices of this machine, with links and compute rates measured as the engine uses them. Needs torch.
+
+    What is `kept` from earlier processes is not measured; None: everything is.
+    """
     from .devices.inventory import Inventory
     from .stream.speeds import layer_flops, link_bandwidth
 
-    return Inventory(measure_link=link_bandwidth, measure_flops=layer_flops)
+    return Inventory(measure_link=link_bandwidth, measure_flops=layer_flops, kept=kept)
 
 
 @functools.cache

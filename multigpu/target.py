@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .devices.names import is_default
 from .errors import UnknownDevice
 from .lifecycle.policy import Standing
-from .plan import DeviceId, Request
+from .plan import DeviceId, Request, check_compute
 
 if TYPE_CHECKING:
     from .devices.inventory import Inventory
@@ -40,12 +40,13 @@ class Resolver:
     def target(self, compute: str, request: Request, standing: Standing = Standing.DEFAULT) -> Target:
         """`compute` is the text of the widget; a compute device that the request names counts if that is `default`."""
         named = self.device(compute)
-        missing = [device for device in request.devices() if self.inventory.find(device) is None]
+        missing = [device for device in request.devices() if not device.is_disk and self.inventory.find(device) is None]
         if missing and self.fall_back:
             names = ", ".join(map(str, missing))
             log.warning("[MultiGPU] not on this machine: %s; other devices are used (MULTIGPU_FALL_BACK)", names)
             request = request.without(missing, None if is_default(compute) else DeviceId.parse(compute))
-        request = request.renamed(lambda device: self.inventory.resolve(str(device)))
+        request = request.renamed(lambda device: device if device.is_disk else self.inventory.resolve(str(device)))
+        check_compute(request.compute)
         return Target(named or request.compute, request, standing)
 
     def device(self, text: str) -> DeviceId | None:

@@ -7,4 +7,6 @@ class PromptServer:
     instance: ClassVar[PromptServer]
     prompt_queue: PromptQueue
     app: Any
+    routes: Any
+    sockets: dict[str, Any]
     def add_on_prompt_handler(self, handler: Callable[[Any], Any]) -> None: ...

@@ -1,6 +1,7 @@
 // The text of a Memory Report, on its node: read-only, and no part of a saved workflow or of a prompt.
 
 import { app } from "../../scripts/app.js";
+import { say } from "./words.js";
 
 const NODE = "MultiGPUMemoryReport";
 const SIZE = [560, 260]; // a line of the report fits without wrapping
@@ -9,7 +10,7 @@ function addText(node) {
     const box = document.createElement("textarea");
     box.className = "comfy-multiline-input";
     box.readOnly = true;
-    box.placeholder = "Run the workflow to see what is in memory.";
+    box.placeholder = say("report_empty");
     const widget = node.addDOMWidget("text", "memory_report", box, {
         serialize: false,
         getMinHeight: () => 80,

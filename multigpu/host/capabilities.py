@@ -82,10 +82,17 @@ def _resolve(module: str, path: str, default: Any) -> Any:
         return default
     parts = path.split(".")
     for number, part in enumerate(parts):
-        owner, found = found, getattr(found, part, _MISSING)
+        owner, found = found, _attribute(found, part)
         if found is _MISSING:
             return _ATTRIBUTE if all(_objects_have(owner, name) for name in parts[number:]) else default
     return found
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """What an object has by a name. What every class has (`__call__`) does not count."""
+    if isinstance(owner, type) and hasattr(type, name) and not any(name in vars(base) for base in owner.__mro__):
+        return _MISSING
+    return getattr(owner, name, _MISSING)
 
 
 def _objects_have(owner: Any, name: str) -> bool:

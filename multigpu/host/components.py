@@ -12,7 +12,7 @@ import torch
 from comfy import model_management
 from comfy.model_patcher import ModelPatcher
 
-from ..devices.torch_devices import current_device, device_of
+from ..devices.torch_devices import current_device, device_name, device_of
 from ..errors import InputError
 
 PATCHER = ("patcher", "control_model_wrapped")
@@ -115,8 +115,8 @@ def _rebuilt(value: Any, old: ModelPatcher, device: torch.device, patcher: Model
         elif isinstance(held, torch.nn.Module) and patcher.model is not old.model:
             _set(new, name, _counterpart(value, name, held, parts, patcher.model))
     if hasattr(value, "get_control") and not elsewhere and patcher.load_device != device:
-        why = f"it calls its model in a way of its own, with inputs on {device}"
-        raise _refused(value, why, f"choose {device} as its compute device")
+        why = f"it calls its model in a way of its own, with inputs on {device_name(device)}"
+        raise _refused(value, why, f"choose {device_name(device)} as its compute device")
     if patcher not in _patchers_in(new).values():
         raise _refused(value, "it makes its patcher anew whenever it is asked for it")
     if patcher.model is not old.model and patcher.cached_patcher_init is not None and patcher.load_device != device:

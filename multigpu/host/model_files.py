@@ -33,6 +33,15 @@ def _noted(value: Any) -> Iterator[str]:
             yield from _noted(item)
 
 
+def name_of(path: str) -> str | None:
+    """A file's name under one of the host's model folders, as a loader's widget has it; None if it is in none."""
+    for roots, _ in list(folder_paths.folder_names_and_paths.values()):
+        for root in roots:
+            if os.path.commonprefix([path, os.path.join(root, "")]) == os.path.join(root, ""):
+                return os.path.relpath(path, root).replace(os.sep, "/")
+    return None
+
+
 def files_named(inputs: Mapping[str, Any]) -> Iterator[str]:
     """Model files in the host's folders that an input names, and all in a diffusers folder that an input names."""
     for name in inputs.values():

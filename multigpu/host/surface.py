@@ -20,6 +20,10 @@ class Feature(Enum):
     LIFECYCLE = "keep and eject"
     COMMAND = "multigpu doctor"
     PACKS = "nodes for other packs"
+    SPEEDS = "keeping measured speeds"
+    HOISTING = "computing layers ahead"
+    PANEL = "the panel"
+    REMOTE = "devices of other machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ _PATCHER = "comfy.model_patcher"
 _MEMORY = "comfy.model_management"
 _API = "comfy_api.latest"
 _N, _P, _D, _L, _C = Feature.NODES, Feature.PLACEMENT, Feature.DEVICES, Feature.LIFECYCLE, Feature.COMMAND
-_O = Feature.PACKS
+_O, _H, _R = Feature.PACKS, Feature.HOISTING, Feature.REMOTE
 
 
 def _members(module: str, owner: str, feature: Feature, why: str, *names: str) -> tuple[Symbol, ...]:
@@ -72,7 +76,7 @@ SURFACE: tuple[Symbol, ...] = (
         ("AnyType", ("optional", "tooltip")), ("Boolean", ("default", "optional", "tooltip")),
         ("Combo", ("options", "default", "optional", "tooltip", "extra_dict")),
         ("Float", ("default", "min", "max", "step", "optional", "tooltip")),
-        ("String", ("default", "optional", "tooltip")),
+        ("String", ("default", "optional", "tooltip")), ("Int", ("default", "min", "max", "tooltip")),
         ("Model", ()), ("Clip", ()), ("Vae", ()), ("ControlNet", ()), ("ClipVision", ()))),
     *(Symbol(_API, f"io.{kind}.Output", _N, "an output of our nodes", keywords=keywords) for kind, keywords in (
         ("AnyType", ("display_name",)), ("String", ("display_name",)),
@@ -125,7 +129,7 @@ SURFACE: tuple[Symbol, ...] = (
     *_members(_PATCHER, "ModelPatcher", _P, "an attribute of every patcher",
               "model", "load_device", "offload_device", "size", "patches", "patches_uuid", "backup",
               "object_patches_backup", "weight_wrapper_patches", "force_cast_weights", "attachments", "callbacks",
-              "hook_backup", "forced_hooks", "cached_patcher_init"),
+              "hook_backup", "hook_patches", "forced_hooks", "cached_patcher_init"),
     *_members(_PATCHER, "ModelPatcher", _P, "set on the model: what is loaded",
               "model.device", "model.current_weight_patches_uuid", "model.lowvram_patch_counter",
               "model.model_loaded_weight_memory", "model.model_lowvram", "model.model_offload_buffer_memory"),
@@ -145,6 +149,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol(_MEMORY, "free_memory", _P, "unloads other models from a donor",
            ("memory_required", "device", "keep_loaded")),
     Symbol(_MEMORY, "minimum_inference_memory", _P, "stays free on a donor on which a model of this workflow computes"),
+    Symbol(_MEMORY, "extra_reserved_memory", _P, "stays free when streamed weights fill the compute device"),
     Symbol(_MEMORY, "get_free_memory", _P, "free bytes of a device", ("dev",)),
     Symbol(_MEMORY, "get_total_memory", _P, "bytes of a device", ("dev",)),
     Symbol(_MEMORY, "current_loaded_models", _P, "which models are loaded; never assigned"),
@@ -153,6 +158,14 @@ SURFACE: tuple[Symbol, ...] = (
               "model", "device", "currently_used", "real_model", "model_finalizer"),
     Symbol("comfy.model_base", "BaseModel.load_model_weights", _P, "replaced while a placed model is read",
            ("sd", "unet_prefix", "assign")),
+    # Layers that are computed ahead.
+    Symbol(_PATCHER, "ModelPatcher.add_wrapper_with_key", _H, "our wrapper is on every placed patcher",
+           ("wrapper_type", "key", "wrapper")),
+    Symbol(_PATCHER, "ModelPatcher.remove_wrappers_with_key", _H, "see add_wrapper_with_key", ("wrapper_type", "key")),
+    Symbol(_PATCHER, "ModelPatcher.wrappers", _H, "see add_wrapper_with_key"),
+    Symbol("comfy.patcher_extension", "WrappersMP.APPLY_MODEL", _H, "sees each pass of a sampling run"),
+    *_members("comfy.patcher_extension", "WrapperExecutor", _H, "the model that is called, and what calls it",
+              "class_obj", "original", "__call__"),
     # Components: what marks them, where each keeps its patcher, and what else has to change with it.
     *_members("comfy.sd", "CLIP", _P, "a text encoder around another patcher", "patcher", "cond_stage_model"),
     *_members("comfy.sd", "VAE", _P, "a VAE around another patcher",
@@ -216,6 +229,40 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("comfy.memory_management", "extra_ram_release", _L, "Free Memory: drops cached outputs during a prompt",
            ("target", "free_active")),
     Symbol("comfy.memory_management", "extra_ram_release_callback", _L, "whether the host's cache can do that"),
+    Symbol("folder_paths", "get_system_user_directory", Feature.SPEEDS, "where measured speeds are kept", ("name",)),
+    # The panel.
+    Symbol("server", "PromptServer.routes", Feature.PANEL, "gets the routes under /multigpu/"),
+    Symbol("folder_paths", "get_user_directory", Feature.PANEL, "where the host saves its settings dialog"),
+    Symbol("server", "PromptServer.sockets", Feature.PANEL, "the clients that snapshots are sent to"),
+    # Components on other machines: real objects of the host without weights, and what a worker does with real ones.
+    Symbol(_PATCHER, "ModelPatcher.add_patches", _R, "overridden: there are no weights here", ("patches",)),
+    Symbol(_PATCHER, "ModelPatcher.add_hook_patches", _R, "see add_patches", ("hook", "patches")),
+    Symbol(_PATCHER, "ModelPatcher.get_key_patches", _R, "see add_patches"),
+    Symbol(_PATCHER, "ModelPatcher.model_state_dict_for_saving", _R, "see add_patches"),
+    Symbol(_PATCHER, "ModelPatcher.add_object_patch", _R, "overridden: what it may replace", ("name", "obj")),
+    Symbol(_PATCHER, "ModelPatcher.get_free_memory", _R, "overridden: that of the other machine", ("device",)),
+    *_members(_PATCHER, "ModelPatcher", _R, "what nodes on a worker have set", "model_options", "is_clip"),
+    Symbol("comfy.model_base", "BaseModel.current_patcher", _R, "asked by the host's samplers"),
+    Symbol("comfy.model_base", "BaseModel.extra_conds", _R, "overridden: conditions may need weights"),
+    Symbol("comfy.model_base", "ModelType", _R, "the kind of a model, by name"),
+    Symbol("comfy.conds", "CONDRegular", _R, "what a model makes of conditions", ("cond",)),
+    Symbol("comfy.patcher_extension", "WrappersMP.CALC_COND_BATCH", _R, "two halves of a step on two machines"),
+    Symbol("comfy.patcher_extension", "merge_nested_dicts", _R, "options from here with those of a worker's model",
+           ("dict1", "dict2")),
+    Symbol(_MEMORY, "load_models_gpu", _R, "loads a worker's model", ("models",), ("memory_required",)),
+    Symbol(_MEMORY, "intermediate_device", _R, "where nodes expect results"),
+    Symbol(_MEMORY, "interrupt_current_processing", _R, "an interruption reaches the worker", ("value",)),
+    Symbol(_MEMORY, "InterruptProcessingException", _R, "an interruption on a worker is told in words"),
+    Symbol(_MEMORY, "throw_exception_if_processing_interrupted", _R, "ends a call that waits"),
+    Symbol("comfy.sd", "CLIP", _R, "a text encoder without weights", keywords=("no_init",)),
+    *_members("comfy.sd", "VAE", _R, "overridden: asked of the other machine", "encode", "encode_tiled", "decode",
+              "decode_tiled", "spacial_compression_decode", "spacial_compression_encode",
+              "temporal_compression_decode", "get_sd"),
+    Symbol("execution", "validate_prompt", _R, "what is wrong with a subgraph",
+           ("prompt_id", "prompt", "partial_execution_list")),
+    Symbol("execution", "PromptQueue.put", _R, "runs a subgraph on a worker", ("item",)),
+    Symbol("execution", "PromptQueue.get_history", _R, "whether it has run", ("prompt_id",)),
+    Symbol("execution", "PromptQueue.delete_history_item", _R, "see get_history", ("id_to_delete",)),
     # The command line.
     Symbol("comfy.options", "enable_args_parsing", _C, "imports the host on a machine without GPU"),
 )  # fmt: skip

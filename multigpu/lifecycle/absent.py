@@ -29,8 +29,11 @@ class NoFreeFlow:
     def remember_loaded(self, key: str, values: dict[str, Any], components: Sequence[Any]) -> None:
         pass
 
-    def held(self) -> int:
-        return 0
+    def watch_ram(self, limit: int | None) -> None:
+        pass
+
+    def held_patchers(self) -> list[Any]:
+        return []
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

@@ -228,14 +228,26 @@ class Ledger:
         """Every existing model that was recorded or is held, once."""
         return self._models(self._all())
 
+    def recorded_models(self) -> list[Any]:
+        """Every existing model that a node was seen to make or to pass on; it may be there several times."""
+        return [model for record in self._all() for model in (*record.models(), *record.made())]
+
     def retained_models(self) -> list[Any]:
         """Every model that is held, once."""
         return self._models([record for record in self._all() if record.held])
 
+    def retained_patchers(self) -> list[Any]:
+        """A patcher of each of them: the anchored one, or else one that is recorded."""
+        return self._patchers([record for record in self._all() if record.held])
+
     def _models(self, records: list[Record]) -> list[Any]:
-        models = [self._ports.model_of(anchor.patcher) for anchor in self.anchors()]
-        models += [model for record in records for model in record.models()]
-        return list({id(model): model for model in models}.values())
+        return [self._ports.model_of(patcher) for patcher in self._patchers(records)]
+
+    def _patchers(self, records: list[Record]) -> list[Any]:
+        """One for each model."""
+        patchers = [patcher for record in records for patcher in record.patchers()]
+        patchers += [anchor.patcher for anchor in self.anchors()]
+        return list({id(self._ports.model_of(patcher)): patcher for patcher in patchers}.values())
 
     # -- settling ---------------------------------------------------------------------------------------------
 

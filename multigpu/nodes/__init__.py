@@ -14,7 +14,10 @@ def all_nodes(runtime: Runtime) -> list[type[Any]]:
     from .free_memory import free_memory_nodes
     from .loaders import loader_nodes
     from .memory_report import memory_report_nodes
+    from .other_machines import other_machines_nodes
     from .place import place_nodes
 
-    makers = (place_nodes, free_memory_nodes, memory_report_nodes, loader_nodes, checkpoint_nodes)
+    makers = (
+        place_nodes, free_memory_nodes, memory_report_nodes, loader_nodes, checkpoint_nodes, other_machines_nodes
+    )  # fmt: skip
     return [node for make in makers for node in make(runtime)]

@@ -182,7 +182,7 @@ def _legacy(loader: table.Loader, runtime: Runtime) -> type[Any]:
         size, expert = SPREAD[0], SPREAD[-1]
         ours, own = split(values, table.DEVICE, size, table.OTHER_VRAM, expert)
         compute = runtime.resolver.device(ours[table.DEVICE])
-        others = [device.label for device in runtime.inventory.accelerators if device.id != compute]
+        others = [str(device.id) for device in runtime.inventory.accelerators if device.id != compute]
         donors = ",".join([*(others if ours[table.OTHER_VRAM] else ()), "cpu"])
         target = runtime.resolver.target(ours[table.DEVICE], request_from_widgets(ours[size], donors, ours[expert]))
         return runtime.placer.load_and_place(NodeCall(loader.target, own), target)

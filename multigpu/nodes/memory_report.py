@@ -43,6 +43,7 @@ def memory_report_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def execute(cls, value: Any = None) -> Any:
+            runtime.states.learn()
             text = report(runtime.recorder.take("Memory Report", "now", level=logging.DEBUG))
             return io.NodeOutput(value, text, ui=ui.PreviewText(text))
 

@@ -12,6 +12,7 @@ from ..plan import AUTO, request_from_mode
 from .widgets import CATEGORY, keep_problem, place_widgets
 
 if TYPE_CHECKING:
+    from ..host.remote.client import Remote
     from ..runtime import Runtime
 
 
@@ -41,12 +42,15 @@ def place_nodes(runtime: Runtime) -> list[type[Any]]:
 
 def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
     socket = getattr(io, row.socket)
+    remote = runtime.remote
 
     class Place(io.ComfyNode):
         KEEPS_LOADED = True
 
         @classmethod
         def define_schema(cls) -> Any:
+            lazy = {"lazy": True} if remote is not None else {}
+            labels = [*runtime.inventory.labels(), *(remote.labels() if remote is not None else [])]
             return io.Schema(
                 node_id=row.node_id,
                 display_name=row.display_name,
@@ -54,7 +58,7 @@ def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
                 description=f"Chooses the device on which a {row.what} computes, the devices on which its weights "
                 "rest between uses, and whether it stays loaded. Works after any loader of ComfyUI.",
                 search_aliases=["multigpu", "distorch", "virtual vram", "offload", "device", row.what],
-                inputs=[socket.Input(row.component), *place_widgets(runtime.inventory.labels())],
+                inputs=[socket.Input(row.component, **lazy), *place_widgets(labels)],
                 outputs=[socket.Output()],
             )
 
@@ -79,5 +83,33 @@ def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
             target = runtime.resolver.target(compute_device, request, Standing.read(keep_loaded))
             return io.NodeOutput(runtime.placer.place(component[row.component], target))
 
-    Place.__name__ = Place.__qualname__ = row.node_id
-    return Place
+    node = Place if remote is None else _with_other_machines(Place, row, remote, runtime)
+    node.__name__ = node.__qualname__ = row.node_id
+    return node
+
+
+def _with_other_machines(place: type[Any], row: PlaceNode, remote: Remote, runtime: Runtime) -> type[Any]:
+    """The place node, with the devices of other machines: there, everything upstream of it runs, not here."""
+    from ..remote.names import is_remote, parse_remote
+
+    class RemotePlace(place):  # type: ignore[misc]
+        @classmethod
+        def check_lazy_status(cls, compute_device: str = DEFAULT_DEVICE, **inputs: Any) -> list[str]:
+            return [] if is_remote(compute_device) else [row.component]
+
+        @classmethod
+        def fingerprint_inputs(cls, compute_device: Any = None, **inputs: Any) -> int:
+            """Changes when the machine was lost, so that the component is built again."""
+            named = isinstance(compute_device, str) and is_remote(compute_device)
+            return remote.losses(compute_device) if named else 0
+
+        @classmethod
+        def execute(cls, compute_device: str = DEFAULT_DEVICE, **inputs: Any) -> Any:
+            if not is_remote(compute_device):
+                return super().execute(compute_device, **inputs)
+            standing = Standing.read(inputs.get("keep_loaded", Standing.DEFAULT.value))
+            component = remote.build(row.component, parse_remote(compute_device))
+            runtime.placer.keep(component, standing)
+            return io.NodeOutput(component)
+
+    return RemotePlace

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 
+from ..plan import explain
 from ..units import format_bytes
 from .snapshot import DeviceMemory, ModelMemory, Snapshot
 
 
 def report(snapshot: Snapshot) -> str:
     """One line for RAM, one for each device, one for each loaded model, and how many models are held."""
-    models = [_model(model) for model in snapshot.models]
+    models = [_model(model) for model in snapshot.loaded]
     return "\n".join(
         [
             f"Memory at {time.strftime('%H:%M:%S', time.localtime(snapshot.time))}",
-            f"RAM: {_use(snapshot.ram_total - snapshot.ram_used, snapshot.ram_total)}; "
-            f"this process {format_bytes(snapshot.process_bytes)}",
-            *(_device(device) for device in snapshot.devices),
+            f"RAM: {_use(snapshot.ram.free, snapshot.ram.total)}; this process {format_bytes(snapshot.process_bytes)}",
+            *(_device(device) for device in snapshot.devices[:-1]),
             f"Loaded models: {len(models) or 'none'}",
             *models,
-            f"Held for later prompts: {snapshot.anchors or 'none'}",
+            f"Held for later prompts: {snapshot.held or 'none'}",
         ]
     )
 
@@ -39,4 +39,7 @@ def _model(model: ModelMemory) -> str:
     order = sorted(model.resting.items(), key=lambda item: (item[0] != model.device, item[0]))
     places = ", ".join(f"{format_bytes(count)} on {device}" for device, count in order) or "no weights"
     how = ", DynamicVRAM" if model.dynamic else ""
-    return f"- {model.name} ({model.standing}{how}) computes on {model.device}: {places}"
+    copied = f"; {format_bytes(model.retained)} of it are on {model.device}, too" if model.retained else ""
+    ahead = f"; {explain.computed_ahead(model.hoisted)}" if model.hoisted else ""
+    step = f"; {explain.step(model.forecast)}" if model.forecast is not None else ""
+    return f"- {model.name} ({model.standing}{how}) computes on {model.device}: {places}{copied}{ahead}{step}"

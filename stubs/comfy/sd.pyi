@@ -8,6 +8,7 @@ from .model_patcher import ModelPatcher
 class CLIP:
     patcher: ModelPatcher
     cond_stage_model: torch.nn.Module
+    def __init__(self, *, no_init: bool) -> None: ...
 
 class VAE:
     patcher: ModelPatcher
@@ -15,6 +16,14 @@ class VAE:
     device: torch.device
     vae_dtype: torch.dtype
     working_dtypes: Sequence[torch.dtype]
+    encode: Any
+    encode_tiled: Any
+    decode: Any
+    decode_tiled: Any
+    spacial_compression_decode: Any
+    spacial_compression_encode: Any
+    temporal_compression_decode: Any
+    get_sd: Any
 
 def load_checkpoint_guess_config(
     ckpt_path: str,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from devtools.hosts import Frontend
 from devtools.places import Places
 
@@ -15,12 +17,38 @@ ADD = """() => {
     Object.assign(window.app.canvas.ds, {scale: 1, offset: [60, 20]});
     window.app.canvas.draw(true, true);
     window.app.canvas.selectNode(node);
-    return Object.fromEntries(node.widgets.map(widget => [widget.label, widget.value]));
+    window.placed = node;
+    const saved = node.widgets.filter(widget => widget.serialize !== false);
+    return Object.fromEntries(saved.map(widget => [widget.label, widget.value]));
 }"""
 WIDGETS = {
     "compute device": "default", "mode": "auto", "virtual VRAM (GB)": 4, "donor": "cpu", "allocation": "",
     "keep loaded": "default",
 }  # fmt: skip
+ALWAYS = ["compute device", "mode", "keep loaded"]
+USED = {
+    "auto": ALWAYS,
+    "virtual VRAM": [*ALWAYS[:2], "virtual VRAM (GB)", "donor", *ALWAYS[2:]],
+    "expert": [*ALWAYS[:2], "allocation", *ALWAYS[2:]],
+}
+CHOOSE_MODE = """mode => {
+    const widget = window.placed.widgets.find(widget => widget.name === "mode");
+    widget.value = mode;
+    widget.callback(mode);
+}"""
+SHOWN = {
+    "Nodes 2.0": """([labels, expected]) => {
+        const texts = document.querySelector("[data-node-id]").innerText.split("\\n");
+        return String(texts.filter(text => labels.includes(text))) === String(expected);
+    }""",
+    "classic": """([labels, expected]) => {
+        const seen = window.placed.widgets.filter(widget => window.placed.isWidgetVisible(widget));
+        return String(seen.map(widget => widget.label).filter(text => labels.includes(text))) === String(expected);
+    }""",
+}
+"""Whether the labels of the widgets that can be seen are the expected ones, by design of nodes. What is drawn on a
+canvas cannot be read, so the frontend is asked which it draws."""
+SAVED = "() => window.placed.serialize().widgets_values"
 ON_THE_PAGE = """node => [node.innerText.split("\\n"), [...node.querySelectorAll("input")].map(input => input.value)]"""
 
 
@@ -31,10 +59,29 @@ def test_the_frontend_is_the_one_that_is_pinned(page: Any, frontend: Frontend) -
 def test_a_node_has_its_widgets_with_labels_and_defaults(page: Any, design: str) -> None:
     assert page.evaluate(ADD) == WIDGETS
     if design == "Nodes 2.0":  # what is drawn on a canvas cannot be read
-        texts, typed = page.locator("[data-node-id]").evaluate(ON_THE_PAGE)
-        assert [text for text in texts if text in WIDGETS] == [*WIDGETS], "the labels, in their order"
+        texts, _ = page.locator("[data-node-id]").evaluate(ON_THE_PAGE)
         assert texts.count("default") == 2 and texts.count("auto") == 1, "the choices"
-        assert typed == ["4.0", "cpu", ""], "what can be typed"
+
+
+@pytest.mark.parametrize("mode", USED)
+def test_a_node_shows_only_the_widgets_that_its_mode_uses(page: Any, design: str, mode: str) -> None:
+    saved = page.evaluate(ADD)
+    for chosen in ("expert" if mode == "auto" else "auto", mode):
+        page.evaluate(CHOOSE_MODE, chosen)
+        page.wait_for_function(SHOWN[design], arg=[[*WIDGETS], USED[chosen]], timeout=30_000)
+    assert page.evaluate(SAVED) == [*(saved | {"mode": mode}).values()], "hidden widgets keep their values"
+
+
+def test_the_devices_of_a_combo_say_what_they_are_and_keep_their_ids(page: Any) -> None:
+    page.evaluate(ADD)
+    page.wait_for_function("() => window.placed.widgets[0].options.getOptionLabel")
+    labels = page.evaluate(
+        "() => window.placed.widgets[0].options.values.map(window.placed.widgets[0].options.getOptionLabel)"
+    )
+    ids = page.evaluate("() => window.placed.widgets[0].options.values")
+    assert ids == ["default", "cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert labels[1] == "cuda:0 (Simulated CUDA 0, 6.00 GiB)"
+    assert labels[0] == "default"
 
 
 def test_the_help_page_of_a_node_is_shown(page: Any) -> None:

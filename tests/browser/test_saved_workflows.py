@@ -90,6 +90,44 @@ def test_an_archived_workflow_keeps_its_widget_values(page: Any, design: str) ->
             assert found[node_id]["widgets"]["keep_loaded"] == "default"
 
 
+CHANGE = """async () => {
+    const spread = window.app.graph._nodes.flatMap(node => node.widgets.filter(
+        widget => widget.name.endsWith("expert_mode_allocations"),
+    ));
+    const type = (widget, text) => { widget.value = text; widget.callback(text); };
+    const before = spread.map(widget => widget.value);
+    for (const widget of spread) type(widget, "");
+    await new Promise(requestAnimationFrame);
+    const hidden = () => window.app.graph._nodes.flatMap(node => node.widgets).filter(widget => widget.hidden).length;
+    const counts = [hidden()];
+    spread.forEach((widget, index) => type(widget, before[index]));
+    await new Promise(requestAnimationFrame);
+    return [...counts, hidden()];
+}"""
+SAVE = "() => window.app.graph.serialize()"
+
+
+def test_an_archived_workflow_keeps_its_values_through_changes_saving_and_loading(page: Any, design: str) -> None:
+    open_workflow(page, design, saved_workflow())
+    none_hidden, some_hidden = page.evaluate(CHANGE)
+    assert none_hidden == 0 < some_hidden, "an allocation hides the widgets that it makes meaningless"
+    saved = page.evaluate(SAVE)
+    for node in saved["nodes"]:
+        values = list(saved_widgets(node["type"]).values())
+        assert node["widgets_values"][: len(values)] == values, node["type"]
+        assert len(node["widgets_values"]) == len([*filter(None, widget_names(page, node["type"]))])
+    again = open_workflow(page, design, saved)
+    for node in again["nodes"]:
+        expected = saved_widgets(node["type"])
+        assert {name: node["widgets"][name] for name in expected} == expected
+
+
+def widget_names(page: Any, node_type: str) -> list[str]:
+    """The names of a node's widgets that are saved."""
+    found = "type => window.LiteGraph.createNode(type).widgets.filter(w => w.serialize !== false).map(w => w.name)"
+    return list(page.evaluate(found, node_type))
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_opens_and_means_what_its_widgets_say(page: Any, design: str, path: Path) -> None:
     workflow = json.loads(path.read_text())

@@ -7,7 +7,7 @@ import pytest
 from devtools.client import Workflow
 from multigpu.units import format_bytes
 from tests.devices.conftest import KIND, Machine
-from tests.host.lifecycle import BOTH, flux, short
+from tests.host.lifecycle import BOTH, FILES, flux, short
 from tests.host.workflows import node
 
 ZERO, ONE, TWO = (f"{KIND}:{index}" for index in range(3))
@@ -121,10 +121,48 @@ def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
     assert resting.keys() == {ZERO, ONE, "cpu"}
     places = ", ".join(f"{resting[device]} on {device}" for device in (ZERO, "cpu", ONE))
     lines = text.splitlines()
-    assert f"- Flux (keep) computes on {ZERO}: {places}" in lines
+    (its,) = [line for line in lines if line.startswith("- Flux (keep) ")]
+    assert its.startswith(f"- Flux (keep) computes on {ZERO}: {places}; step ")
     devices = [line for line in lines if line.startswith(f"{KIND}:")]
     assert [line.partition(": ")[0] for line in devices] == [ZERO, ONE, TWO]
     assert all(" of 6.00 GiB used, " in line and line.endswith(" cached by the allocator") for line in devices)
+
+
+def test_the_panel_shows_a_spread_model_where_it_is(machine: Machine) -> None:
+    """Its blocks by home are what the storages have, within one block; so is the plan that was made before."""
+    text = f"{ZERO},30%;{ONE},40%;cpu,30%"
+    spread = {"compute_device": ZERO, "mode": "expert", "expert_mode_allocations": text}
+    name = FILES["model"].partition("/")[2]
+    asked = {"node": "MultiGPUPlaceModel", "inputs": spread, "files": [name], "folder": "diffusion_models"}
+    plan = machine.client.post("/multigpu/plan", asked)["plan"]
+    workflow = flux(99, model="keep")
+    workflow["place_model"]["inputs"] |= spread
+    machine.run(workflow)
+    told = machine.client.get("/multigpu/snapshot")
+    counted = {row["model_class"]: row["storages"] for row in machine.models()}
+    models = {model["name"]: model for model in told["models"]}
+    assert {its: model["homes"] for its, model in models.items()} == counted
+    model = models["Flux"]
+    assert model["placed"] and model["compute"] == ZERO and model["file"] == name and model["used"] <= told["time"]
+    assert plan["compute"] == ZERO and plan["ring"] > 0 and plan["step"] is not None
+    for blocks in (model["blocks"], plan["blocks"]):
+        largest = max(size for _, size, *_ in blocks)
+        for home, count in counted["Flux"].items():
+            assert abs(sum(size for _, size, where, _ in blocks if where == home) - count) <= largest, home
+    streamed = [size for _, size, home, reason in model["blocks"] if home != ZERO and reason == "streamed"]
+    assert model["streamed"] == sum(streamed) > 0 and model["ring"] >= max(streamed)
+    assert model["step"] is not None and model["step"]["seconds"] > 0
+    devices = {device["id"]: device for device in told["devices"]}
+    assert [*devices] == [ZERO, ONE, TWO, "cpu"]
+    on_one = sum(storages.get(ONE, 0) for storages in counted.values())
+    assert devices[ONE]["ours"] == on_one and devices[ONE]["total"] == 6 << 30
+    assert devices[ONE]["used"] == devices[ONE]["ours"] + devices[ONE]["others"]
+    assert devices[ZERO]["ours"] == sum(storages.get(ZERO, 0) for storages in counted.values()) + model["ring"]
+    machine.client.post("/multigpu/eject", {"model": model["id"]})
+    machine.wait_idle()
+    assert "Flux" not in {its["name"] for its in machine.client.get("/multigpu/snapshot")["models"]}
+    assert machine.client.get("/multigpu/history")["frees"][0]["returned"][ONE] >= on_one
+    assert machine.allocated(ONE) == 0
 
 
 def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:

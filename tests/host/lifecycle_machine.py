@@ -1,4 +1,4 @@
-"""A state machine: `keep_loaded` choices, frees, changed files, workflows and clients in random order.
+"""A state machine: `keep_loaded` choices, the panel, frees, changed files, workflows and clients in random order.
 
 The real server is compared with a small model of what the docs promise.
 
@@ -28,6 +28,8 @@ from tests.host.lifecycle import FILES, Keeper
 from tests.host.workflows import node
 
 WORDS = ("default", "keep", "eject")
+PANEL = ("panel", "")
+"""Who chooses in the panel, as a node does in a workflow."""
 COUNTER = itertools.count(1)
 
 CACHES = {"usual": (), "classic": ("--cache-classic",), "lru": ("--cache-lru", "500"), "none": ("--cache-none",)}
@@ -136,6 +138,30 @@ class LifecycleMachine(RuleBasedStateMachine):
             self.remembered.clear()
         if unload or cache:
             self._drop_what_nobody_holds()
+        self._compare()
+
+    @rule(file=st.sampled_from(list(KINDS)), route=st.sampled_from(["pin", "unpin", "eject"]))
+    def choose_in_the_panel(self, file: str, route: str) -> None:
+        shown = {its["id"]: its for its in self.keeper.client.get("/multigpu/snapshot")["models"]}
+        ids = self.keeper.client.get("/lifecycle/panel")["ids"]
+        expected = [copy for copy in self.copies if copy.loaded or copy.standing == "keep" or copy.for_one_more_prompt]
+        told = {copy: shown.pop(ids[str(copy.object)]) for copy in expected}
+        assert not shown, f"too many in the snapshot: {shown}"
+        for copy, its in told.items():
+            assert (its["standing"], its["loaded"]) == (copy.standing, copy.loaded), copy
+        for copy in [copy for copy in expected if copy.file == file]:
+            self.keeper.client.post(f"/multigpu/{route}", {"model": told[copy]["id"]})
+            self.keeper.wait_idle()
+            copy.said.clear()
+            if route == "eject" and not copy.loaded:
+                copy.for_one_more_prompt = False
+            if route == "pin":
+                copy.said[PANEL] = self.prompt, "keep"
+            if route == "eject" and copy.loaded:
+                copy.said[PANEL] = self.prompt, "eject"
+                self._unloaded()
+                del copy.said[PANEL]
+        self._drop_what_nobody_holds()
         self._compare()
 
     @rule(file=st.sampled_from(list(KINDS)), touch=st.booleans())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from devtools.client import PromptFailed, Workflow
+from devtools.client import PromptFailed, RequestFailed, Workflow
 from devtools.places import Places
 from tests.host.conftest import StartHost
 from tests.host.workflows import flux, node, placed
@@ -92,3 +92,7 @@ def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: d
     comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"})
     comfy.run(keeping(flux(seed=3), "vae", "Keepzzz_other"))
     assert "zzz_other: there is no MultiGPU" in comfy.log()
+    for route in ("snapshot", "history", "settings"):
+        with pytest.raises(RequestFailed) as failure:
+            comfy.client.get(f"/multigpu/{route}")
+        assert failure.value.status == 404, "the routes are off, too"

@@ -61,7 +61,7 @@ def test_the_four_snapshots_and_a_line_of_json(keeper: Keeper) -> None:
     assert [sorted(model["name"] for model in row["models"]) for row in rows] == [
         ["Flux", "SD3ClipModel_", "TAESD"], ["Flux", "TAESD"], ["Flux", "TAESD"], ["Flux", "TAESD"],
     ]  # fmt: skip
-    assert rows[-1]["process_bytes"] < rows[0]["process_bytes"]
+    assert rows[-1]["process"] < rows[0]["process"]
     with keeper.said() as lines:
         told = keeper.client.post("/lifecycle/log", {"identifier": "test", "tag": "now", "as_json": True})
     (line,) = [line for line in lines if '"identifier":"test"' in line]

@@ -70,4 +70,4 @@ def test_it_says_what_is_kept_and_how_many_are_held(keeper: Keeper) -> None:
     assert after[-1] == f"Held for later prompts: {len(keeper.held())}" and keeper.held() == ["Flux"]
     told = keeper.client.get("/lifecycle/history")[-1]
     assert told["identifier"] == "Memory Report" and told["tag"] == "now"
-    assert told["models"][0]["resting"].keys() == {"cpu"}
+    assert told["models"][0]["homes"].keys() == {"cpu"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from devtools.client import RequestFailed
 from devtools.hosts import Host
 from devtools.places import Places
 from multigpu.host.surface import SURFACE
@@ -60,9 +61,9 @@ def spoiled(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dr
         (folder / name / "__init__.py").write_text(source)
     (folder / "failing" / "inner.py").write_text("def work():\n    raise ValueError('on purpose')\n")
     packs = {"patching": folder / "patching", "failing": folder / "failing", PACK: Places.here().root}
-    yield from served(
-        host, folder / "base", packs=packs, environment={"MULTIGPU_LOG": "perhaps", "MULTIGPU_FALLBACK": "on"}
-    )
+    environment = {"MULTIGPU_LOG": "perhaps", "MULTIGPU_FALLBACK": "on"}
+    settings = {"MultiGPU.FallBack": True, "MultiGPU.RamLimit": "most"}
+    yield from served(host, folder / "base", packs=packs, environment=environment, settings=settings)
 
 
 def test_a_pack_that_patches_the_host_is_named(spoiled: Driver) -> None:
@@ -81,10 +82,26 @@ def test_a_traceback_through_a_pack_is_seen(spoiled: Driver) -> None:
 def test_a_setting_that_means_nothing_is_named_and_the_nodes_are_there(spoiled: Driver) -> None:
     """Once, in a warning; a name that no setting has, too."""
     lines = [line for line in spoiled.log().splitlines() if "[MultiGPU]" in line]
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "MULTIGPU_LOG is 'perhaps', but it can be debug, info, warning, error: info is used" in lines[1]
     assert "there is no setting MULTIGPU_FALLBACK; there are MULTIGPU_ENABLED, MULTIGPU_LOG, " in lines[2]
+    assert "in ComfyUI's settings, ram_limit is 'most'; it can be a percentage from 1 to 100" in lines[3]
+    told = spoiled.client.get("/multigpu/settings")
+    assert {name: (its["value"], its["source"]) for name, its in told.items()} == {
+        "fall_back": (True, "settings"), "ram_limit": (None, "default"), "log_level": ("info", "default"),
+    }  # fmt: skip
     assert "MultiGPUPlaceModel" in spoiled.client.get("/object_info")
+
+
+def test_where_keep_and_eject_are_off_the_panel_says_so(spoiled: Driver) -> None:
+    """Another pack has replaced a function that they need. What is in memory is shown all the same."""
+    spoiled.run(workflows.flux(seed=8, steps=1))
+    models = spoiled.client.get("/multigpu/snapshot")["models"]
+    assert {model["name"] for model in models} == {row["model_class"] for row in spoiled.models()}
+    for route in ("pin", "unpin", "eject"):
+        with pytest.raises(RequestFailed, match="keep and eject are off") as failure:
+            spoiled.client.post(f"/multigpu/{route}", {"model": models[0]["id"]})
+        assert failure.value.status == 409
 
 
 @pytest.mark.newest

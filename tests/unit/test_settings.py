@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from multigpu.errors import RequestError
 from multigpu.settings import VARIABLES, Settings
 from tests.unit.architecture import ROOT
 
@@ -33,6 +34,11 @@ def test_the_log_level() -> None:
     assert Settings.from_environment({"MULTIGPU_LOG": "debug "}).log_level == logging.DEBUG
 
 
+@pytest.mark.parametrize("text", ["10.0.0.7:6379", "node-b:1", "[fe80::1]:6379"])
+def test_the_head_of_a_cluster(text: str) -> None:
+    assert Settings.from_environment({"MULTIGPU_RAY": text}) == Settings(ray=text)
+
+
 @pytest.mark.parametrize(("text", "meaning"), [("85", 85), ("85%", 85), (" 100 % ", 100), ("", None)])
 def test_the_ram_limit(text: str, meaning: int | None) -> None:
     assert Settings.from_environment({"MULTIGPU_RAM_LIMIT": text}) == Settings(ram_limit=meaning)
@@ -44,6 +50,11 @@ def test_the_ram_limit(text: str, meaning: int | None) -> None:
         ("MULTIGPU_ENABLED", "perhaps", "it can be 1, true, on, 0, false, off: on is used"),
         ("MULTIGPU_LOG", "perhaps", "it can be debug, info, warning, error: info is used"),
         ("MULTIGPU_FALL_BACK", "perhaps", "it can be 1, true, on, 0, false, off: off is used"),
+        ("MULTIGPU_MEASURE", "perhaps", "it can be 1, true, on, 0, false, off: off is used"),
+        *(
+            ("MULTIGPU_RAY", text, "it can be the head of a Ray cluster, as HOST:PORT: none is used")
+            for text in ("on", "node-b", "node-b:", ":6379", "node-b:0", "node-b:65536", "node-b:x", "a:" + "9" * 5000)
+        ),
         *(
             ("MULTIGPU_RAM_LIMIT", text, "it can be a percentage from 1 to 100: 85 (if ComfyUI's cache does not")
             for text in ("0", "101", "-5", "0.85", "most", "\u0668\u0665", "9" * 5000)
@@ -79,3 +90,59 @@ def test_variables_of_the_development_tools_are_no_typing_errors() -> None:
     names = {name for text in texts for name in re.findall(r"\bMULTIGPU_[A-Z]+(?:_[A-Z]+)*\b", text)}
     assert {"MULTIGPU_HOST", "MULTIGPU_DEV_CACHE", *VARIABLES} <= names
     assert Settings.from_environment(dict.fromkeys(names, "")).problems == ()
+
+
+# -- ComfyUI's settings dialog ----------------------------------------------------------------------------------------
+
+
+def test_the_environment_comes_first() -> None:
+    settings = Settings.from_environment({"MULTIGPU_LOG": "error"})
+    now = settings.with_stored({"MultiGPU.LogLevel": "debug", "MultiGPU.FallBack": True, "Comfy.Other": [1]})
+    assert now == Settings(log_level=logging.ERROR, fall_back=True)
+    told = now.to_json()
+    assert {name: (its["value"], its["source"]) for name, its in told.items()} == {
+        "fall_back": (True, "settings"), "ram_limit": (None, "default"), "log_level": ("error", "environment"),
+    }  # fmt: skip
+    assert now.changed({"log_level": "info"}) == now
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meaning"),
+    [
+        ("fall_back", True, True), ("fall_back", "off", False), ("ram_limit", 90, 90), ("ram_limit", "90%", 90),
+        ("ram_limit", 0, None), ("ram_limit", None, None), ("ram_limit", "", None),
+        ("log_level", "Debug", logging.DEBUG), ("log_level", None, logging.INFO),
+    ],
+)  # fmt: skip
+def test_values_of_the_dialog(name: str, value: object, meaning: object) -> None:
+    now = Settings().changed({name: value})
+    assert getattr(now, name) == meaning
+    assert (name in now.sources) is (value not in (None, "", 0) or value is False)
+
+
+def test_a_setting_goes_back_to_its_default() -> None:
+    now = Settings().changed({"ram_limit": 50, "fall_back": True}).changed({"ram_limit": None})
+    assert now == Settings(fall_back=True) and now.to_json()["ram_limit"]["source"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ram_limit", 101, "ram_limit is 101; it can be a percentage from 1 to 100, or null for 85"),
+        ("ram_limit", True, "ram_limit is True"), ("ram_limit", False, "ram_limit is False"),
+        ("ram_limit", 0.5, "ram_limit is 0.5"), ("ram_limit", [50], r"ram_limit is \[50\]"),
+        ("fall_back", "x" * 1000, "fall_back is 'x{10,70}'; it can be 1, true, on, 0, false, off"),
+        ("log_level", 10, "it can be debug, info, warning, error"), ("log_level", {}, "log_level is {}"),
+        ("enabled", False, "there is no setting 'enabled'; there are fall_back, ram_limit, log_level"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused(name: str, value: object, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        Settings().changed({name: value})
+
+
+def test_what_comfyui_has_saved_keeps_nothing_from_loading() -> None:
+    now = Settings().with_stored({"MultiGPU.RamLimit": "most", "MultiGPU.LogLevel": "warning"})
+    assert (now.ram_limit, now.log_level) == (None, logging.WARNING)
+    (problem,) = now.problems
+    assert problem.startswith("in ComfyUI's settings, ram_limit is 'most'; it can be")

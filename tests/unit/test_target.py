@@ -9,7 +9,7 @@ import pytest
 from multigpu.devices import inventory
 from multigpu.devices.backends import Device
 from multigpu.devices.inventory import Inventory
-from multigpu.errors import UnknownDevice
+from multigpu.errors import AllocationError, UnknownDevice
 from multigpu.lifecycle.policy import Standing
 from multigpu.plan import CPU, Auto, DeviceId, VirtualVram, parse_request
 from multigpu.target import Resolver, Target
@@ -19,7 +19,7 @@ ZERO, ONE = DeviceId("cuda", 0), DeviceId("cuda", 1)
 
 @pytest.fixture(autouse=True)
 def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Device(device, str(device), "A", 1 << 30) for device in (ZERO, ONE)]
+    found = [Device(device, "A", 1 << 30) for device in (ZERO, ONE)]
     monkeypatch.setattr(inventory, "probe", lambda backend: found if backend.type == "cuda" else [])
 
 
@@ -36,6 +36,15 @@ def test_names_are_resolved_wherever_they_stand() -> None:
 def test_a_compute_device_that_only_the_request_names(text: str) -> None:
     assert resolver().target(text, parse_request("#rocm:1;1;cpu")).compute == ONE
     assert resolver().target(text, Auto()).compute is None
+
+
+def test_the_disk_holds_weights_and_does_not_compute() -> None:
+    request = parse_request("cuda:0,25%;disk,*")
+    assert resolver().target("default", request).request == request
+    with pytest.raises(UnknownDevice, match="disk is not on this machine"):
+        resolver().target("disk", Auto())
+    with pytest.raises(AllocationError, match="it can only hold weights"):
+        resolver().target("default", parse_request("#disk;1;cpu"))
 
 
 def test_what_is_not_here_is_refused_with_what_is() -> None:

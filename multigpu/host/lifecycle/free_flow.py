@@ -12,6 +12,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from ...lifecycle.free_cycle import FreeCycle, Phase
 from ...lifecycle.policy import UNLOADED, Decision, Standing, decide
 from ...lifecycle.pressure import Pressure, Release
 from ...plan import DeviceId
+from ...telemetry.frees import Fate, Freed, FreeHistory
 from ...telemetry.recorder import Recorder
 from ...units import format_bytes
 from ..device_memory import ram_used
@@ -39,6 +41,9 @@ log = logging.getLogger("multigpu")
 USUAL_LIMIT = 85
 """Percent of RAM in use."""
 
+FOR_ONE_MORE_PROMPT = "not set to eject: until the next prompt is over"
+"""Why a model stays that nothing was chosen for."""
+
 Noted = tuple["weakref.ref[Any]", str, int]
 """A model that must be there at the end: itself, its class, its id."""
 
@@ -49,26 +54,40 @@ class FreeFlow:
     def __init__(
         self,
         accelerators: Callable[[], Sequence[DeviceId]],
-        pressure: Pressure | None,
+        ram_limit: int | None,
         tidy: Callable[[], None],
+        learn: Callable[[], None],
         recorder: Recorder,
+        lock: threading.RLock,
     ) -> None:
-        """`tidy` frees what placed models that no longer exist have left on devices. Called on the prompt worker."""
+        """`tidy` frees what placed models that no longer exist have left on devices, and `learn` takes in what a prompt
+        has shown of placed models. Both are called on the prompt worker.
+
+        Other threads that hold models, if only for a moment, do so under the `lock`. It is held while models are
+        unloaded, because the host's code for that fails if a model ceases to exist meanwhile on another thread.
+        """
         self._accelerators = accelerators
-        self._pressure = pressure
+        self._pressure = pressure(ram_limit)
         self.tidy = tidy
+        self._learn = learn
         self._recorder = recorder
-        self.retention = Retention()
+        self._lock = lock
+        self.retention = Retention(lock)
         self.hand_back = HandBack(self)
         self._unload = Replacement(
-            model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all_models
+            model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all
         )
         self._soft = Replacement(
             model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
         )
+        self.frees = FreeHistory()
+        self._free_memory = False
+        """Whether the next free was asked to drop the executor's cached outputs."""
         self._on = self._refused = False
         self._placed: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that our nodes have placed or loaded for a chosen device."""
+        self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models that their user has ejected outside of any workflow, until they have left."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
 
     # -- on and off -------------------------------------------------------------------------------------------
@@ -78,21 +97,22 @@ class FreeFlow:
 
         If another pack has replaced one of them, nothing is changed, and a log line says that keep and eject are off.
         """
-        if self._refused:
-            return False
-        try:
-            for replacement in (self._unload, self._soft):
-                replacement.install()
-        except HostIncompatible as problem:
-            self._refused = True
-            self.deactivate()
-            log.warning("[MultiGPU] keep and eject are off, and only ComfyUI's own code frees memory: %s", problem)
-            return False
-        if not self._on:
-            self._on = True
-            self.hand_back.register()
-            atexit.register(self.deactivate)
-        return True
+        with self._lock:  # the panel may be the first to ask, on a thread of its own
+            if self._refused:
+                return False
+            try:
+                for replacement in (self._unload, self._soft):
+                    replacement.install()
+            except HostIncompatible as problem:
+                self._refused = True
+                self.deactivate()
+                log.warning("[MultiGPU] keep and eject are off, and only ComfyUI's own code frees memory: %s", problem)
+                return False
+            if not self._on:
+                self._on = True
+                self.hand_back.register()
+                atexit.register(self.deactivate)
+            return True
 
     def deactivate(self) -> None:
         """Put the host's functions back and hold nothing."""
@@ -106,8 +126,15 @@ class FreeFlow:
 
     # -- the host's unload_all_models -------------------------------------------------------------------------
 
+    def _unload_all(self) -> None:
+        with self._lock:
+            self._unload_all_models()
+
     def _unload_all_models(self) -> None:
         self.tidy()
+        during_prompt = _prompt_runs()  # then nobody has asked for this: what was asked for waits for its end
+        free_memory = self._free_memory and not during_prompt
+        self._free_memory = self._free_memory and during_prompt
         loaded = entries()
         if not self._at_stake(loaded):
             self._unload.original()
@@ -115,9 +142,9 @@ class FreeFlow:
         out_of_memory = model_management.is_oom(sys.exc_info()[1])
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
         kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
-        words = _words(decision)
+        freed = _freed(decision, free_memory)
         name = self._cycle.begin()
-        self._recorder.take(name, "pre-unload")
+        self.frees.begin(self._recorder.take(name, "pre-unload"), freed)
         try:
             if out_of_memory or (decision.whole and not self.retention.pinned()):
                 self.retention.clear("out of memory" if out_of_memory else "nothing is flagged or pinned")
@@ -126,11 +153,16 @@ class FreeFlow:
             else:
                 self._retain(decision)
                 self._unload_all_but([*decision.stay, *decision.anchor])
+            if not during_prompt:
+                self.retention.let_go()
+                for model in [*self._ejecting]:
+                    self.retention.has_left(model)
+                self._ejecting.clear()
         finally:
             self._stop_waiting()
-        log.info("[MultiGPU] %s: %s", name, words)
-        self._recorder.take(name, "post-unload")
-        if not out_of_memory and not _prompt_runs():
+        log.info("[MultiGPU] %s: %s", name, freed.words())
+        self.frees.note(self._recorder.take(name, "post-unload"))
+        if not out_of_memory and not during_prompt:
             self._cycle.unloaded(threading.get_ident(), kept)
             gc.callbacks.append(self._collection)
 
@@ -154,6 +186,9 @@ class FreeFlow:
         self.retention.settle()
 
     def _unload_all_but(self, keep: list[Any]) -> None:
+        for entry in entries():
+            if entry not in keep and hasattr(entry.model, "unload_there"):
+                entry.model.unload_there()  # its weights are on another machine
         unload_all_but(keep)
         model_management.reset_cast_buffers()
 
@@ -186,7 +221,7 @@ class FreeFlow:
                 after = cached_bytes(device)
                 figures = [format_bytes(count) for count in (cached, after, cached - after)]
                 log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", name, device, *figures)
-            self._recorder.take(name, "post-gc")
+            self.frees.note(self._recorder.take(name, "post-gc"))
             _check(name, kept)
             self._relieve()
 
@@ -195,7 +230,7 @@ class FreeFlow:
     def prompt_started(self, prompt_id: str) -> None:
         self._stop_waiting()
         self.tidy()
-        self.retention.ledger.release_cycle(unless_recorded=True)
+        self.retention.release_cycle(unless_recorded=True)
         prompt = self.retention.prompt_started(prompt_id)
         if self._on and self.retention.take_words(prompt):
             self._cycle.chosen = True
@@ -203,7 +238,8 @@ class FreeFlow:
     def prompt_ended(self) -> None:
         """Runs on the prompt worker just before it looks at the flags of the queue."""
         self.tidy()
-        self.retention.ledger.release_cycle(unless_recorded=False)
+        self._learn()
+        self.retention.release_cycle(unless_recorded=False)
         self.retention.prompt_ended()
         if self._pressure is not None and self._pressure.next_release(ram_used()) is not None:
             self.ask_for_all("RAM is short")
@@ -212,7 +248,7 @@ class FreeFlow:
         """After a free, if RAM is still short: drop models that are held, pinned ones last."""
         while self._pressure is not None and (release := self._pressure.next_release(ram_used())) is not None:
             if release is Release.RETAINED:
-                self.retention.ledger.release_cycle(unless_recorded=False)
+                self.retention.release_cycle(unless_recorded=False)
                 self.retention.settle()
             elif release is Release.PINNED:
                 names = ", ".join(type(model).__name__ for model in self.retention.pinned()) or "none"
@@ -232,9 +268,23 @@ class FreeFlow:
         if not force and ram_used() <= limit:
             return False
         log.info("[MultiGPU] asks ComfyUI to unload models and empty its cache (%s)", reason)
-        for flag in ("unload_models", "free_memory"):
-            PromptServer.instance.prompt_queue.set_flag(flag, True)
+        self.ask(unload_models=True, free_memory=True)
         return True
+
+    def ask(self, *, unload_models: bool, free_memory: bool) -> None:
+        """Ask the prompt worker for what `POST /free` with these flags asks for. From any thread."""
+        self.asked(free_memory=free_memory)
+        for flag, wanted in (("unload_models", unload_models), ("free_memory", free_memory)):
+            if wanted:
+                PromptServer.instance.prompt_queue.set_flag(flag, True)
+
+    def asked(self, *, free_memory: bool) -> None:
+        """Somebody asks for a free, and to drop the executor's cached outputs, if so. The history says it."""
+        self._free_memory = self._free_memory or (free_memory and self._on)
+
+    def watch_ram(self, limit: int | None) -> None:
+        """Another limit for the RAM in use, in percent; None is the usual one."""
+        self._pressure = pressure(limit)
 
     def placed(self, patcher: Any) -> None:
         """From now on a free that finds this model loaded covers all devices, the CPU and the heap, and is logged."""
@@ -246,6 +296,37 @@ class FreeFlow:
         if wanted is Standing.DEFAULT or self.activate():
             self._cycle.chosen = self._on
             self.retention.set_standing(component, wanted)
+
+    def expect_choices(self) -> None:
+        """A user looks at the models, and may choose something: record from now on what could be handed back."""
+        self.activate()
+
+    def choose(self, patcher: Any, wanted: Standing, *, lingers: bool = False) -> None:
+        """Pin, flag or unpin a model as its user says outside of any workflow; see `Retention.choose`. From any thread.
+
+        Raises HostIncompatible where keep and eject are off.
+        """
+        if not self.activate():
+            raise HostIncompatible(
+                "keep and eject are off: another pack has replaced functions of ComfyUI; see the log"
+            )
+        self._cycle.chosen = True
+        self.retention.choose(base_of(patcher), wanted, lingers=lingers or _prompt_runs())
+
+    def eject(self, patcher: Any) -> bool:
+        """Flag a model until it has left, and ask for a free that unloads it. From any thread.
+
+        Returns whether it has to be unloaded. One that is only held for later prompts is dropped at once.
+        """
+        loaded = any(entry.model.model is patcher.model for entry in entries())
+        self.choose(patcher, Standing.EJECT, lingers=loaded)
+        if loaded:
+            self._ejecting.add(patcher.model)
+            self.ask(unload_models=True, free_memory=False)
+        else:
+            self.retention.release(patcher.model)
+            self.retention.has_left(patcher.model)
+        return loaded
 
     def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:
         """Unload the models for whose standing `leave` is true, also in the middle of a prompt. Returns their names."""
@@ -267,6 +348,10 @@ class FreeFlow:
     def held(self) -> int:
         """How many models are held."""
         return len(self.retention.ledger.retained_models())
+
+    def held_patchers(self) -> list[Any]:
+        """A patcher of each of them."""
+        return self.retention.ledger.retained_patchers()
 
     # -- for the nodes ----------------------------------------------------------------------------------------
 
@@ -297,19 +382,14 @@ def _noted(model: Any) -> Noted:
     return weakref.ref(model), type(model).__name__, id(model)
 
 
-def _words(decision: Decision[Any]) -> str:
-    """Which models are unloaded, which stay, and why."""
-    parts = [
-        f"{', '.join(type(entry.model.model).__name__ for entry in models)} {what}"
-        for models, what in (
-            (decision.eject, "unloaded (set to eject)"),
-            (decision.delegate, f"unloaded ({UNLOADED.get(decision.row)})"),
-            (decision.stay, "stays (set to keep)"),
-            (decision.anchor, "stays until the next prompt is over (not set to eject)"),
-        )
-        if models
-    ]
-    return "; ".join(parts) or "no model is loaded"
+def _freed(decision: Decision[Any], free_memory: bool) -> Freed:
+    left = (*_fates(decision.eject, "set to eject"), *_fates(decision.delegate, UNLOADED.get(decision.row, "")))
+    stays = (*_fates(decision.stay, "set to keep"), *_fates(decision.anchor, FOR_ONE_MORE_PROMPT))
+    return Freed(time.time(), free_memory, left, stays)
+
+
+def _fates(loaded: Iterable[Any], reason: str) -> list[Fate]:
+    return [Fate(type(entry.model.model).__name__, reason) for entry in loaded]
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:

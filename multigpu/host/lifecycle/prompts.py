@@ -49,6 +49,10 @@ class PromptWatch:
         every = ChainMap(prompt.ephemeral_prompt, prompt.original_prompt)
         return Prompt(every, self._source_of(state.prompt_id), prompt.ephemeral_parents)
 
+    def running_id(self) -> str:
+        """The id of the prompt that runs; empty if none does."""
+        return get_progress_state().prompt_id or ""
+
     def now(self) -> tuple[Prompt | None, str]:
         """The prompt and the node that execute right now; None and "" when called outside of a node."""
         context = get_executing_context()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ...lifecycle.ledger import Ledger, Ports
 from ...lifecycle.policy import Standing
@@ -18,6 +20,9 @@ from ..model_files import stamps_of
 from .prompts import KEEP_LOADED, PromptWatch
 
 log = logging.getLogger("multigpu")
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 THIS_CYCLE = "this cycle"
 """Why a model is anchored that a free has left for one more prompt."""
@@ -55,16 +60,34 @@ class Spoken:
         return [patcher for reference in self.patchers if (patcher := reference()) is not None]
 
 
-class Retention:
-    """The choices for models, the flags on models that follow from them, and what is held (records and anchors)."""
+def _one_at_a_time(
+    method: Callable[Concatenate[Retention, _Given], _Result],
+) -> Callable[Concatenate[Retention, _Given], _Result]:
+    """The method, run under the lock of its object."""
 
-    def __init__(self) -> None:
+    @functools.wraps(method)
+    def locked(self: Retention, /, *given: _Given.args, **named: _Given.kwargs) -> _Result:
+        with self.lock:
+            return method(self, *given, **named)
+
+    return locked
+
+
+class Retention:
+    """The choices for models, the flags on models that follow from them, and what is held (records and anchors).
+
+    Nearly all of it happens on the prompt worker. What a user chooses outside of a workflow comes from other threads,
+    so whatever changes something takes the lock.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
         ports = Ports(
             patcher_of=patcher_of,
             model_of=lambda patcher: patcher.model,
             is_root=is_root,
             is_clean=lambda patcher: not patcher.patches,
         )
+        self.lock = lock
         self.ledger = Ledger(ports, self._released)
         self.prompts = PromptWatch()
         self._words: weakref.WeakKeyDictionary[Any, Words] = weakref.WeakKeyDictionary()
@@ -72,10 +95,11 @@ class Retention:
         """By the node's signature. A node whose output is cached does not run, so its choice is looked up here."""
         self._until_end: list[Any] = []
         """Models that are held until the running prompt is over: those that its nodes ask for, which the host might
-        drop from its cache before a node with a changed choice runs, and those that the prompt no longer keeps."""
+        drop from its cache before a node with a changed choice runs, and those that are no longer kept."""
 
     # -- words ------------------------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def prompt_started(self, prompt_id: str) -> Prompt:
         """Hold the existing models that our nodes in the prompt ask for, until it is over. Returns the prompt."""
         prompt = self.prompts.start(prompt_id)
@@ -85,6 +109,7 @@ class Retention:
         self.settle()
         return prompt
 
+    @_one_at_a_time
     def take_words(self, prompt: Prompt) -> bool:
         """Record the choices of all nodes of the prompt, also of those that will not run because they are cached.
 
@@ -100,15 +125,19 @@ class Retention:
             self._say(patcher, wanted, prompt, node_id)
         return bool(said)
 
+    @_one_at_a_time
     def prompt_ended(self) -> None:
         """Stop holding the models that the prompt no longer keeps."""
         self._spoken = {key: spoken for key, spoken in self._spoken.items() if spoken.living()}
-        self._let_go()
+        self.let_go()
 
-    def _let_go(self) -> None:
+    @_one_at_a_time
+    def let_go(self) -> None:
+        """No prompt runs: stop holding what one might still need."""
         self._until_end.clear()
         self.settle()
 
+    @_one_at_a_time
     def set_standing(self, component: Any, wanted: Standing) -> None:
         """Flag, pin or unpin the model inside a component. Raises InputError when there is none in it.
 
@@ -135,10 +164,34 @@ class Retention:
         words = self._words_about(model)
         before = words.standing
         words.say(wanted, None if prompt is None else prompt.speaker(node_id), self.prompts.number)
-        holds = words.standing
-        set_standing(model, holds)
-        if holds is not wanted and wanted is not Standing.DEFAULT:
+        if words.standing is not wanted and wanted is not Standing.DEFAULT:
             log.info("[MultiGPU] %s is kept, not ejected: another node of this prompt says keep", type(model).__name__)
+        self._follow(patcher, before, words.standing, lingers=prompt is not None)
+
+    @_one_at_a_time
+    def choose(self, patcher: Any, wanted: Standing, *, lingers: bool) -> None:
+        """What the user says about a model outside of any workflow counts more than what was said before.
+
+        It stands until a node of a later prompt chooses keep or eject. If the model is no longer kept and `lingers`, it
+        is held until the running prompt, or the next free, is over.
+        """
+        words = self._words_about(patcher.model)
+        before = words.standing
+        words.say(Standing.DEFAULT)
+        words.say(wanted, prompt=self.prompts.number)
+        self._follow(patcher, before, wanted, lingers=lingers)
+
+    @_one_at_a_time
+    def has_left(self, model: Any) -> None:
+        """A model that its user wanted to leave at once: nothing is chosen for it when it comes back."""
+        if standing(model) is Standing.EJECT:
+            self._words_about(model).say(Standing.DEFAULT)
+            set_standing(model, Standing.DEFAULT)
+
+    def _follow(self, patcher: Any, before: Standing, holds: Standing, *, lingers: bool) -> None:
+        """Flag a model as its words say from now on, and hold it or let it go."""
+        model = patcher.model
+        set_standing(model, holds)
         if holds is Standing.KEEP:
             self._until_end = [its for its in self._until_end if its is not model]
             self.ledger.anchor(patcher, "keep_loaded", pinned=True)
@@ -146,8 +199,8 @@ class Retention:
         elif before is Standing.KEEP:
             log.info("[MultiGPU] %s is no longer kept", type(model).__name__)
             self._until_end.append(model)
-            if prompt is None:
-                self._let_go()
+            if not lingers:
+                self.let_go()
 
     def _words_about(self, model: Any) -> Words:
         words = self._words.setdefault(model, Words())
@@ -173,6 +226,7 @@ class Retention:
 
     # -- what is held -----------------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def anchor(self, patcher: Any, reason: str) -> None:
         """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
         if self.ledger.anchored(patcher.model):
@@ -181,6 +235,7 @@ class Retention:
         held = len(self.ledger.retained_models())
         log.info("[MultiGPU] %s is held in memory (%s); models held: %d", type(patcher.model).__name__, reason, held)
 
+    @_one_at_a_time
     def clear(self, reason: str) -> int:
         """Stop holding anything. Returns how many models were held."""
         count = self.ledger.clear()
@@ -192,6 +247,7 @@ class Retention:
         """The existing models that are pinned, among those we have recorded or hold."""
         return [model for model in self.ledger.known_models() if standing(model) is Standing.KEEP]
 
+    @_one_at_a_time
     def reconcile(self) -> None:
         """Release models that are no longer pinned: other code may change the attribute."""
         for anchor in self.ledger.anchors():
@@ -200,6 +256,17 @@ class Retention:
             if anchor.pinned and standing(model) is not Standing.KEEP and not leaving:
                 self.ledger.release(model)
 
+    @_one_at_a_time
+    def release(self, model: Any) -> None:
+        """Stop holding a model, whatever it is held for."""
+        self.ledger.release(model)
+
+    @_one_at_a_time
+    def release_cycle(self, *, unless_recorded: bool) -> None:
+        """See `Ledger.release_cycle`."""
+        self.ledger.release_cycle(unless_recorded=unless_recorded)
+
+    @_one_at_a_time
     def end_cycle(self, unless: Sequence[Any]) -> None:
         """Stop holding what an earlier free has left for one more prompt, except the given models."""
         for anchor in self.ledger.anchors():
@@ -207,6 +274,7 @@ class Retention:
             if anchor.reason == THIS_CYCLE and not any(model is its for its in unless):
                 self.ledger.release(model)
 
+    @_one_at_a_time
     def settle(self) -> None:
         """Hold what is pinned or anchored, and what the running prompt asks for."""
         self.reconcile()
@@ -218,11 +286,13 @@ class Retention:
 
     # -- handing back -----------------------------------------------------------------------------------------
 
+    @_one_at_a_time
     def loaded_before(self, key: str) -> tuple[Any, ...] | None:
         """The components that `remember_loaded` got for `key`, if they still exist and their files are unchanged."""
         found = self.ledger.hand_back(key)
         return None if found is None else tuple(slot[0] for slot in found)
 
+    @_one_at_a_time
     def remember_loaded(self, key: str, values: dict[str, Any], components: Sequence[Any]) -> None:
         """Note what was loaded for `key`. `values` are the inputs of the loader, which may name files."""
         stamps = stamps_of(_patchers(components), [values])
@@ -233,6 +303,7 @@ class Retention:
         prompt = self.prompts.running()
         return prompt is not None and self.ledger.knows(prompt.signature(node_id))
 
+    @_one_at_a_time
     def hand_back(self, node_id: str, version: str) -> list[list[Any]] | None:
         """The recorded outputs for what a node of the running prompt asks for, if they are still valid.
 
@@ -257,15 +328,36 @@ class Retention:
         used = {its for each in prompt.used_outside(node_id) for its in map(prompt.signature, prompt.upstream(each))}
         return not all(map(self.ledger.is_whole, loaders & used)) if loaders else bool(used)
 
+    @_one_at_a_time
     def remember(self, node_id: str, version: str, outputs: Sequence[Sequence[Any]]) -> None:
         """Record the outputs of a node of the running prompt, if they are models (or plain values beside models)."""
         prompt = self.prompts.running()
         if prompt is None or node_id not in prompt.nodes:
             return
-        values = [value for slot in outputs for value in slot]
-        stamps = stamps_of(_patchers(values), prompt.values(node_id))
+        patchers = _patchers(value for slot in outputs for value in slot)
+        stamps = stamps_of(patchers, prompt.values(node_id))
         if self.ledger.remember(prompt.signature(node_id), outputs, stamps, version):
+            self._let_go_of_unrecorded_copies(patchers)
             self.settle()
+
+    def _let_go_of_unrecorded_copies(self, patchers: Iterable[Any]) -> None:
+        """Release pinned models that no node was seen to make, if one of these patchers was loaded by the same call.
+
+        Such a model was loaded before anything was recorded, and pinned outside of a workflow. It could not be handed
+        back, so there is a new copy now, for which the same is chosen.
+        """
+        recorded = self.ledger.recorded_models()
+        for anchor in self.ledger.anchors():
+            old, call = anchor.patcher.model, anchor.patcher.cached_patcher_init
+            if not anchor.pinned or call is None or any(its is old for its in recorded):
+                continue
+            new = next((its for its in patchers if is_root(its) and its.cached_patcher_init == call), None)
+            if new is not None:
+                log.info("[MultiGPU] %s was loaded again, and is kept instead of the older copy", type(old).__name__)
+                self._words[new.model] = self._words_about(old)
+                set_standing(old, Standing.DEFAULT)
+                self.ledger.release(old)
+                self._follow(new, Standing.DEFAULT, Standing.KEEP, lingers=True)
 
 
 def _patchers(values: Iterable[Any]) -> list[Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import comfy.model_management as model_management
@@ -43,7 +43,7 @@ def _add_looking(routes: web.RouteTableDef) -> None:
 
     @routes.get("/lifecycle/history")
     async def history(_: web.Request) -> web.Response:
-        return web.json_response([asdict(snapshot) for snapshot in _module("api").memory_history()])
+        return web.json_response([json.loads(snapshot.json()) for snapshot in _module("api").memory_history()])
 
     @routes.get("/lifecycle/held")
     async def held(_: web.Request) -> web.Response:
@@ -59,6 +59,14 @@ def _add_looking(routes: web.RouteTableDef) -> None:
                 "prompt_handlers": len(PromptServer.instance.on_prompt_handlers),
             }
         )
+
+    @routes.get("/lifecycle/panel")
+    async def panel(_: web.Request) -> web.Response:
+        """How many snapshots were taken for clients that listen, whether more will be, and the ids in snapshots."""
+        runtime = _module("runtime").current()
+        listeners, number = runtime.panel.listeners, _module("routes", of="multigpu_debug.routes").number
+        ids = {number(model): its for model, its in [*runtime.snapshots._ids.items()]}
+        return web.json_response({"taken": listeners.taken, "running": listeners.running, "ids": ids})
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:
@@ -130,6 +138,20 @@ def _add_interference(routes: web.RouteTableDef) -> None:
         for entry in model_management.current_loaded_models:
             if type(entry.model.model).__name__ == wanted["model"]:
                 setattr(entry.model.model, _module("api").FLAG, wanted["flag"])
+        return web.Response()
+
+    @routes.post("/lifecycle/forget_records")
+    async def forget_records(_: web.Request) -> web.Response:
+        """As if nothing had been recorded up to now."""
+        _module("runtime").current().free_flow.retention.ledger.records.clear()
+        return web.Response()
+
+    @routes.post("/lifecycle/unload")
+    async def unload(request: web.Request) -> web.Response:
+        """Unload one model, as the host does when another one needs the memory."""
+        wanted = (await request.json())["model"]
+        others = [its for its in model_management.current_loaded_models if type(its.model.model).__name__ != wanted]
+        model_management.free_memory(1e30, model_management.get_torch_device(), keep_loaded=others)
         return web.Response()
 
     @routes.post("/lifecycle/sabotage")

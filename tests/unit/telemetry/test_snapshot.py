@@ -9,18 +9,39 @@ from dataclasses import replace
 
 import pytest
 
+from multigpu.plan.types import CPU, DeviceId, Forecast, Placement, Plan, Reason
 from multigpu.telemetry import recorder as recorder_module
 from multigpu.telemetry.recorder import Recorder
-from multigpu.telemetry.snapshot import DeviceMemory, ModelMemory, Snapshot
+from multigpu.telemetry.snapshot import NOISE, DeviceMemory, LinkSpeed, ModelMemory, Snapshot, with_ours
 
-GiB = 1024**3
+GiB, MiB = 1024**3, 1024**2
+CUDA = DeviceId("cuda", 0)
+PLAN = Plan(
+    CUDA,
+    (
+        Placement("one", 3 * GiB, CUDA, CUDA, Reason.RESIDENT),
+        Placement("two", 2 * GiB, CPU, CUDA, Reason.STREAMED),
+        Placement("three", GiB, CUDA, CUDA, Reason.LOW_INTENSITY),
+    ),
+    512 * MiB,
+)
+FLUX = ModelMemory(
+    "Flux", "m7", "cuda:0", 4 * GiB, "keep", {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, False, file="flux.safetensors",
+    placed=True, plan=PLAN, retained=256 * MiB, ring=512 * MiB, used=1.25, forecast=Forecast(0.5, 0.4, (), True),
+)  # fmt: skip
+
+
+RAM = DeviceMemory("cpu", 20 * GiB, 32 * GiB)
 
 
 def snapshot(identifier: str = "free 3", tag: str = "post-unload") -> Snapshot:
-    return Snapshot(
-        identifier, tag, 1.5, 2 * GiB, 12 * GiB, 32 * GiB, (DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, 0),),
-        (ModelMemory("Flux", 7, "cuda:0", 4 * GiB, "keep", {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, False),), 1,
-    )  # fmt: skip
+    devices = DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, MiB, "Some GPU"), RAM
+    models = (
+        FLUX,
+        replace(FLUX, id="m8", name="VAE", resting={"cpu": MiB}, plan=None, retained=0, ring=0, loaded=False),
+    )
+    links = (LinkSpeed("cpu", "cuda:0", 25e9),)
+    return Snapshot(identifier, tag, 1.5, 2 * GiB, with_ours(devices, models), models, 1, links)
 
 
 def test_the_line_says_everything_a_person_looks_for() -> None:
@@ -32,20 +53,68 @@ def test_the_line_says_everything_a_person_looks_for() -> None:
 
 
 def test_a_device_that_does_not_tell_its_memory_is_not_full() -> None:
-    line = replace(snapshot(), devices=(DeviceMemory("directml:0", 0, 0),)).line()
+    line = replace(snapshot(), devices=(DeviceMemory("directml:0", 0, 0), RAM)).line()
     assert ", directml:0 unknown; loaded: " in line
 
 
-def test_the_json_is_one_line_with_every_field() -> None:
+def test_the_json_is_one_line_without_the_blocks() -> None:
     text = snapshot().json()
     assert "\n" not in text
     told = json.loads(text)
-    assert told["identifier"] == "free 3" and told["tag"] == "post-unload"
-    assert told["devices"] == [{"device": "cuda:0", "free": 20 * GiB, "total": 24 * GiB, "cached": 0}]
-    assert told["models"][0] == {
-        "name": "Flux", "id": 7, "device": "cuda:0", "loaded_bytes": 4 * GiB, "standing": "keep",
-        "resting": {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, "dynamic": False,
+    assert told.pop("identifier") == "free 3" and told.pop("tag") == "post-unload"
+    whole = snapshot().to_json()
+    for model in whole["models"]:
+        del model["blocks"]
+    assert told == whole
+
+
+def test_every_figure_is_in_the_json() -> None:
+    assert json.loads(json.dumps(snapshot().to_json())) == {
+        "version": 1, "time": 1.5, "process": 2 * GiB, "held": 1,
+        "devices": [
+            {"id": "cuda:0", "name": "Some GPU", "total": 24 * GiB, "used": 4 * GiB, "ours": 4 * GiB + 768 * MiB,
+             "others": 0, "cached": MiB},
+            {"id": "cpu", "name": "", "total": 32 * GiB, "used": 12 * GiB, "ours": 2 * GiB + MiB,
+             "others": 10 * GiB - MiB, "cached": 0},
+        ],
+        "models": [
+            {"id": "m7", "name": "Flux", "file": "flux.safetensors", "standing": "keep", "placed": True,
+             "dynamic": False, "loaded": True, "compute": "cuda:0", "homes": {"cuda:0": 4 * GiB, "cpu": 2 * GiB},
+             "retained": 256 * MiB, "hoisted": 0, "ring": 512 * MiB, "streamed": 2 * GiB - 256 * MiB, "used": 1.25,
+             "step": {"seconds": 0.5, "measured": True},
+             "blocks": [["one", 3 * GiB, "cuda:0", "resident"], ["two", 2 * GiB, "cpu", "streamed"],
+                        ["three", GiB, "cuda:0", "low_intensity"]]},
+            {"id": "m8", "name": "VAE", "file": "flux.safetensors", "standing": "keep", "placed": True,
+             "dynamic": False, "loaded": False, "compute": "cuda:0", "homes": {"cpu": MiB}, "retained": 0, "hoisted": 0,
+             "ring": 0, "streamed": 0, "used": 1.25, "step": {"seconds": 0.5, "measured": True}, "blocks": []},
+        ],
+        "links": [{"from": "cpu", "to": "cuda:0", "speed": 25e9}],
     }  # fmt: skip
+
+
+def test_unknown_memory_is_null() -> None:
+    told = DeviceMemory("directml:0", 0, 0, ours=5).to_json()
+    assert (told["total"], told["used"], told["ours"], told["others"]) == (None, None, 5, None)
+
+
+def test_only_what_people_would_see_is_a_difference() -> None:
+    now = snapshot()
+    gpu, ram = now.devices
+    assert not replace(now, time=9.0, tag="later").differs(now)
+    noise = replace(now, process_bytes=now.process_bytes + NOISE, devices=(replace(gpu, free=gpu.free - NOISE), ram))
+    assert not noise.differs(now)
+    for other in (
+        replace(now, held=2),
+        replace(now, links=()),
+        replace(now, models=now.models[:1]),
+        replace(now, models=(replace(FLUX, standing="eject"), now.models[1])),
+        replace(now, models=(replace(FLUX, retained=0), now.models[1])),
+        replace(now, devices=(replace(gpu, ours=1), ram)),
+        replace(now, devices=(ram,)),
+        replace(now, devices=(gpu, replace(ram, free=ram.free + NOISE + 1))),
+        replace(now, process_bytes=now.process_bytes + NOISE + 1),
+    ):
+        assert other.differs(now) and now.differs(other)
 
 
 def test_the_history_is_bounded_and_in_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

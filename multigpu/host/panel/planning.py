@@ -1,0 +1,139 @@
+"""A plan for a node's widgets, made from the headers of model files: what would go where, before anything is loaded.
+
+The same code as in the nodes reads the widgets and makes the plan. Nothing is measured for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import nodes
+from comfy import model_management
+
+from ...devices.inventory import Inventory
+from ...devices.torch_devices import device_id
+from ...errors import InputError, ModelFileError, RequestError
+from ...files import describe_model, read_tensors
+from ...files.families import retimed
+from ...files.model_file import READERS
+from ...lifecycle.ledger import Stamp, stamp
+from ...nodes.wishes import speaking, wish
+from ...plan import DISK, Block, DeviceId, Plan, Request, disk_budget, make_plan
+from ...target import Resolver
+from ...telemetry.bodies import PlanBody, shown
+from ...telemetry.snapshot import plan_rows
+from ..capabilities import HostCapabilities
+from ..device_memory import budgets
+from ..lifecycle.prompts import is_own
+from ..placing.placer import REACHED
+from ..surface import Feature
+
+DIFFUSION, CHECKPOINTS = ("diffusion_models", "unet"), "checkpoints"
+COMPONENTS = {"MultiGPUPlaceCLIP": "text", "MultiGPUPlaceVAE": "vae"}
+"""The part of a checkpoint that a node gets, where that is not the diffusion model."""
+LEGACY = ("unet", "clip")
+"""Older names of two folders, which the host knows, too."""
+_KEPT = 8
+"""Of how many models the blocks are remembered: people type, and each key asks again."""
+
+Key = tuple[tuple[Stamp, ...], str | None]
+
+
+class Planning:
+    """Makes plans without models. Safe to use from any thread."""
+
+    def __init__(
+        self, inventory: Inventory, capabilities: HostCapabilities, resolver: Callable[[], Resolver], *, hoist: bool
+    ) -> None:
+        self._inventory = inventory
+        self._capabilities = capabilities
+        self._resolver = resolver
+        self._hoist = hoist and capabilities.offers(Feature.HOISTING)
+        self._known: dict[Key, tuple[Block, ...]] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, wanted: PlanBody) -> dict[str, Any] | None:
+        """The plan as plain values; None if no file is named. Raises RequestError for everything that is wrong."""
+        if not is_own({"class_type": wanted.node}):
+            raise RequestError(f"{shown(wanted.node)} is none of MultiGPU's nodes; send the id of one")
+        values = {**_defaults(nodes.NODE_CLASS_MAPPINGS[wanted.node]), **wanted.inputs}
+        target = wish(values, self._resolver())
+        if not wanted.files:
+            return None
+        compute = target.compute or device_id(model_management.get_torch_device())
+        try:
+            plan = self._make(target.request.fitted(compute), self._blocks(wanted), compute)
+        except RequestError:
+            raise
+        except InputError as problem:
+            raise RequestError(str(problem), field=speaking(values)) from None
+        forecast = plan.forecast if plan.streamed else None
+        return {
+            "compute": str(plan.compute),
+            "ring": plan.ring_bytes if plan.streamed else 0,
+            "step": None if forecast is None else {"seconds": forecast.step, "measured": False},
+            "homes": {str(home): count for home, count in plan.bytes_by_home().items()},
+            "blocks": plan_rows(plan),
+        }
+
+    def _make(self, request: Request, blocks: Sequence[Block], compute: DeviceId) -> Plan:
+        memory = budgets(device.id for device in self._inventory.devices)
+        links = self._inventory.links()
+        memory = [replace(its, bandwidth=links.get((its.device, compute))) for its in memory]
+        if any(block.in_file for block in blocks):
+            memory.append(disk_budget(blocks))
+        elif DISK in request.devices():
+            raise InputError("disk is named, but the weights of this model cannot stay in its file; write cpu instead")
+        flops = self._inventory.known(compute)
+        return make_plan(request, retimed(blocks, REACHED * flops) if flops else blocks, memory, compute)
+
+    def _blocks(self, wanted: PlanBody) -> tuple[Block, ...]:
+        paths = {name: _path(wanted.folder, name) for name in wanted.files}
+        component = COMPONENTS.get(wanted.node, "diffusion") if wanted.folder == CHECKPOINTS else None
+        key = tuple(map(stamp, paths.values())), component
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._read(wanted.folder, paths, component)
+                self._known = dict([*self._known.items()][-_KEPT:])
+            return self._known[key]
+
+    def _read(self, folder: str, paths: dict[str, str], component: str | None) -> tuple[Block, ...]:
+        """The blocks of a model; of several text encoders one after the other, as the host makes one model of them."""
+        several = len(paths) > 1 and folder in ("text_encoders", "clip")
+        blocks: list[Block] = []
+        try:
+            for files in [[path] for path in paths.values()] if several else [[*paths.values()]]:
+                found = describe_model(read_tensors(map(Path, files)), component).blocks
+                prefix = f"{Path(files[0]).stem}." if several else ""
+                blocks += [replace(its, name=prefix + its.name, order=len(blocks) + (its.order or 0)) for its in found]
+        except ModelFileError as problem:
+            text = str(problem)
+            for name, path in paths.items():
+                text = text.replace(path, name)
+            raise RequestError(text) from None
+        safetensors = all(Path(path).suffix.lower() != ".gguf" for path in paths.values())
+        diffusion = folder in DIFFUSION or (folder == CHECKPOINTS and component == "diffusion")
+        in_file = self._capabilities.dynamic_vram and safetensors and diffusion
+        return tuple(replace(block, in_file=in_file, once=self._hoist and block.once) for block in blocks)
+
+
+def _defaults(node: Any) -> dict[str, Any]:
+    """The values of the widgets that were not sent."""
+    inputs = node.define_schema().inputs
+    return {each.id: each.default for each in inputs if getattr(each, "default", None) is not None}
+
+
+def _path(folder: str, name: str) -> str:
+    path = (
+        folder_paths.get_full_path(folder, name) if folder in (*folder_paths.folder_names_and_paths, *LEGACY) else None
+    )
+    if path is None:
+        raise RequestError(f"there is no file {shown(name)} in ComfyUI's model folder {shown(folder)}")
+    if Path(path).suffix.lower() not in READERS:
+        raise RequestError(f"the header of {shown(name)} cannot be read; only {', '.join(READERS)} have one")
+    return str(Path(path))

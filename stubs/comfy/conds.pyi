@@ -1,0 +1,4 @@
+from typing import Any
+
+class CONDRegular:
+    def __init__(self, cond: Any) -> None: ...

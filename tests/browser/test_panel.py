@@ -1,0 +1,164 @@
+"""The panel in ComfyUI's sidebar: it shows what is in memory; its buttons and the frontend's own do what they say."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from devtools.server import Server
+from scripts.examples import Box, graph
+from tests.browser.test_saved_workflows import LOAD
+from tests.host.driver import Driver
+
+MODEL, CLIP = "Flux", "SD3ClipModel_"
+TAB = ".side-tool-bar-container [aria-label^='MultiGPU']"
+"""The tab's button."""
+SEEDS = itertools.count(1)
+"""With another seed, the sampler runs again."""
+SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".multigpu-device")].map(device => [
+    device.dataset.device,
+    Object.fromEntries([...device.querySelectorAll(".multigpu-segment")].map(
+        segment => [segment.dataset.model, Number(segment.dataset.bytes)],
+    )),
+]))"""
+"""The bytes of each model on each device, as the map has them."""
+
+
+def workflow(seed: int) -> dict[str, Any]:
+    """Flux over two of the GPUs and RAM, as the frontend saves it."""
+    model = Box("UNETLoader", 0, 0, ["toy_flux.safetensors", "default"], {}, ("MODEL",))
+    widgets = ["cuda:0", "expert", 4.0, "cpu", "cuda:0,40%;cuda:1,30%;cpu,*", "default"]
+    placed = Box("MultiGPUPlaceModel", 1, 0, widgets, {"model": ("MODEL", model[0])}, ("MODEL",), 200)
+    clip = Box("CLIPLoader", 0, 6, ["toy_clip_l.safetensors", "sd3", "default"], {}, ("CLIP",))
+    vae = Box("VAELoader", 0, 12, ["toy_taef1.safetensors"], {}, ("VAE",))
+    text = Box("CLIPTextEncode", 2, 0, ["a house by the sea"], {"clip": ("CLIP", clip[0])}, ("CONDITIONING",), 160)
+    latent = Box("EmptySD3LatentImage", 2, 6, [64, 64, 1], {}, ("LATENT",))
+    wires = {"model": ("MODEL", placed[0]), "positive": ("CONDITIONING", text[0]),
+             "negative": ("CONDITIONING", text[0]), "latent_image": ("LATENT", latent[0])}  # fmt: skip
+    sampler = Box("KSampler", 3, 0, [seed, "fixed", 2, 1.0, "euler", "simple", 1.0], wires, ("LATENT",), 260)
+    decode = Box("VAEDecode", 3, 9, [], {"samples": ("LATENT", sampler[0]), "vae": ("VAE", vae[0])}, ("IMAGE",))
+    save = Box("SaveImage", 4, 0, ["panel"], {"images": ("IMAGE", decode[0])}, (), 300)
+    return graph([model, placed, clip, vae, text, latent, sampler, decode, save], "Flux over several devices.")
+
+
+@pytest.fixture
+def driver(server: Server) -> Driver:
+    return Driver(server)
+
+
+@pytest.fixture
+def panel(page: Any, driver: Driver) -> Any:
+    """The open tab after the workflow has run; what an earlier test has chosen for models is taken back."""
+    page.evaluate(LOAD, workflow(next(SEEDS)))
+    page.evaluate("() => window.app.queuePrompt(0)")
+    driver.wait_idle(120)
+    for model in models(driver).values():
+        driver.client.post("/multigpu/unpin", {"model": model["id"]})
+    if not page.locator(".multigpu-panel").count():
+        page.locator(TAB).click()
+    page.locator(".multigpu-model").first.wait_for(timeout=30_000)
+    return page.locator(".multigpu-panel")
+
+
+def models(driver: Driver) -> dict[str, dict[str, Any]]:
+    """The models of the server's snapshot, by class."""
+    return {model["name"]: model for model in driver.client.get("/multigpu/snapshot")["models"]}
+
+
+def choose(page: Any, entry: str) -> None:
+    """An entry of the frontend's own menu Edit."""
+    page.locator("svg.comfyui-logo").click()
+    page.get_by_role("menuitem", name="Edit", exact=True).first.hover()
+    page.get_by_role("menuitem", name=entry, exact=True).last.click()
+
+
+def frees(driver: Driver) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = driver.client.get("/multigpu/history")["frees"]
+    return found
+
+
+def test_the_map_shows_where_the_bytes_are(page: Any, panel: Any, driver: Driver) -> None:
+    snapshot = driver.client.get("/multigpu/snapshot")
+    shown = page.evaluate(SHOWN)
+    assert [*shown] == [device["id"] for device in snapshot["devices"]] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    told = models(driver)
+    stored = {row["model_class"]: Counter(row["storages"]) for row in driver.models()}
+    for name, model in told.items():
+        block = max((bytes_ for _, bytes_, _, _ in model["blocks"]), default=0)
+        for device, seen in shown.items():
+            copies = model["ring"] + model["retained"] if device == model["compute"] else 0
+            assert abs(seen.get(model["id"], 0) - copies - stored[name][device]) <= block, (name, device)
+    flux = told[MODEL]
+    assert {*flux["homes"]} == {"cuda:0", "cuda:1", "cpu"}
+    row = panel.locator(f".multigpu-model[data-model='{flux['id']}']")
+    assert "toy_flux.safetensors" in row.inner_text()
+    strip = row.locator(".multigpu-strip")
+    assert strip.get_attribute("aria-valuemax") == str(len(flux["blocks"]))
+
+
+def test_the_keyboard_tells_each_block(page: Any, panel: Any, driver: Driver) -> None:
+    name, size, home, _ = models(driver)[MODEL]["blocks"][1]
+    strip = panel.locator(".multigpu-model .multigpu-strip").first
+    strip.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    tip = panel.locator(".multigpu-tip")
+    assert tip.is_visible() and name in tip.inner_text() and home in tip.inner_text()
+    assert strip.get_attribute("aria-valuetext").startswith(f"{name}, ")
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+def test_pinned_models_survive_both_of_the_frontends_entries_and_eject_removes_them(
+    page: Any, panel: Any, driver: Driver
+) -> None:
+    told = models(driver)
+    rows = {name: panel.locator(f".multigpu-model[data-model='{told[name]['id']}']") for name in (MODEL, CLIP)}
+    panel.get_by_role("button", name=f"Pin {CLIP}", exact=True).click()
+    panel.locator(f"[data-model='{told[CLIP]['id']}'][data-standing='keep']").wait_for()
+    for entry, free_memory in (("Unload Models", False), ("Unload Models and Execution Cache", True)):
+        before = len(frees(driver))
+        choose(page, entry)
+        page.wait_for_function(
+            "async n => (await (await fetch('/multigpu/history')).json()).frees.length > n", arg=before, timeout=30_000
+        )
+        free = frees(driver)[0]
+        assert (free["unload_models"], free["free_memory"]) == (True, free_memory), "it reached POST /free and our flow"
+        assert [kept["name"] for kept in free["retained"]] == [CLIP]
+    rows[MODEL].wait_for(state="detached", timeout=30_000)
+    assert MODEL not in models(driver) and models(driver)[CLIP]["standing"] == "keep"
+    assert rows[CLIP].is_visible()
+    panel.locator(".multigpu-free-flow", has_text=CLIP).first.wait_for(timeout=30_000)
+    panel.get_by_role("button", name=f"Eject {CLIP}", exact=True).click()
+    rows[CLIP].wait_for(state="detached", timeout=30_000)
+    driver.wait_idle()
+    assert CLIP not in models(driver)
+    assert told[CLIP]["id"] not in {model for there in page.evaluate(SHOWN).values() for model in there}
+
+
+def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
+    panel.get_by_role("button", name="Free models and caches", exact=True).click()
+    panel.get_by_text("No model is loaded. Run a workflow.").wait_for(timeout=30_000)
+    driver.wait_idle()
+    assert models(driver) == {}
+
+
+def test_nothing_is_sent_when_the_tab_is_closed(page: Any, panel: Any, driver: Driver) -> None:
+    page.evaluate("""() => {
+        window.received = 0;
+        window.app.api.addEventListener("multigpu.snapshot", () => window.received++);
+    }""")
+    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
+    page.wait_for_function("() => window.received > 0", timeout=30_000)
+    with page.expect_response(lambda answer: answer.url.endswith("/multigpu/listen")) as closed:
+        page.locator(TAB).click()
+    assert closed.value.request.post_data_json["on"] is False
+    panel.wait_for(state="detached")
+    received = page.evaluate("() => window.received")
+    (model,) = [model["id"] for name, model in models(driver).items() if name == MODEL]
+    driver.client.post("/multigpu/eject", {"model": model})
+    driver.wait_idle()
+    assert page.evaluate("() => window.received") == received

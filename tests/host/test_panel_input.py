@@ -1,0 +1,280 @@
+"""Plans for widgets, settings, listening clients, and input that is wrong or hostile, at the routes of the panel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+from safetensors.torch import load_file
+
+from tests.host.driver import Driver
+from tests.host.lifecycle import FILES, Keeper, short
+
+pytestmark = pytest.mark.newest
+
+ROUTES = ("plan", "pin", "unpin", "eject", "free", "settings", "listen")
+FLUX = {"files": [FILES["model"].partition("/")[2]], "folder": "diffusion_models"}
+PLACE = "MultiGPUPlaceModel"
+
+
+class Raw:
+    """Requests as anybody may send them; the answers as they are."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.address = driver.client.address
+        self.session = requests.Session()
+        self.session.trust_env = False
+
+    def post(self, route: str, body: Any, **headers: str) -> requests.Response:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        return self.session.post(f"{self.address}/multigpu/{route}", data=sent, headers=headers, timeout=60)
+
+    def error(self, route: str, body: Any, status: int = 400) -> dict[str, Any]:
+        answer = self.post(route, body)
+        assert answer.status_code == status, (route, answer.text)
+        return dict(answer.json()["error"])
+
+
+@pytest.fixture
+def raw(keeper: Keeper) -> Iterator[Raw]:
+    made = Raw(keeper)
+    yield made
+    made.session.close()
+
+
+def widgets(mode: str = "auto", **values: Any) -> dict[str, Any]:
+    return {"node": PLACE, "inputs": {"mode": mode, **values}}
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_made_from_the_header(raw: Raw, keeper: Keeper) -> None:
+    wanted = widgets("expert", compute_device="cpu", expert_mode_allocations="cpu,*") | FLUX
+    plan = raw.post("plan", wanted).json()["plan"]
+    assert keeper.models() == [], "nothing was loaded"
+    assert plan["compute"] == "cpu" and plan["homes"].keys() == {"cpu"} and (plan["ring"], plan["step"]) == (0, None)
+    stored = {name: tensor.nbytes for name, tensor in load_file(keeper.server.spec.models / FILES["model"]).items()}
+    assert plan["homes"]["cpu"] == sum(stored.values()) == sum(size for _, size, *_ in plan["blocks"])
+    assert {name for name, *_ in plan["blocks"]} == {name.rpartition(".")[0] or name for name in stored}
+
+
+@pytest.mark.parametrize(
+    ("sent", "field", "column", "says"),
+    [
+        (widgets("expert", expert_mode_allocations="cpu,nonsense"), "expert_mode_allocations", 5, "is not an amount"),
+        (widgets("expert", expert_mode_allocations="cpu,1gb; cuda:9,*"), "expert_mode_allocations", 10, "cuda:9"),
+        (widgets("expert", expert_mode_allocations=""), "expert_mode_allocations", 1, "empty"),
+        (widgets("virtual VRAM", donor_device="cpu,nothing:x"), "donor_device", 5, "is not a device"),
+        (widgets("virtual VRAM", virtual_vram_gb="4"), "virtual_vram_gb", None, "a number"),
+        (widgets("virtual VRAM", virtual_vram_gb=-1), "virtual_vram_gb", None, "a number"),
+        (widgets("fast"), "mode", None, "it can be auto, virtual VRAM, expert"),
+        (widgets(compute_device="cuda:7"), "compute_device", None, "not on this machine"),
+        (widgets(compute_device=True), "compute_device", None, "it is a text"),
+        (widgets(keep_loaded="perhaps"), "keep_loaded", None, "default, keep or eject"),
+        ({"node": "UNETLoaderDisTorch2MultiGPU", "inputs": {"expert_mode_allocations": "cpu;"}},
+         "expert_mode_allocations", 1, "is not 'device,amount'"),
+        ({"node": "CheckpointLoaderAdvancedDisTorch2MultiGPU", "inputs": {"unet_expert_mode_allocations": "x"}},
+         "unet_expert_mode_allocations", 1, "is not 'device,amount'"),
+        ({"node": "UNETLoader", "inputs": {}}, None, None, "none of MultiGPU's nodes"),
+        ({"node": "nothing", "inputs": {}}, None, None, "none of MultiGPU's nodes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_widget_is_named_with_the_column(
+    raw: Raw, sent: dict[str, Any], field: str | None, column: int | None, says: str
+) -> None:
+    error = raw.error("plan", sent, status=200 if field else 400)
+    assert (error["field"], error["column"]) == (field, column), error
+    assert says in error["message"]
+
+
+def test_without_files_widgets_are_only_checked(raw: Raw) -> None:
+    for sent in (widgets(), widgets("expert", expert_mode_allocations="cpu,*"), widgets("virtual VRAM")):
+        assert raw.post("plan", sent).json() == {"plan": None}
+
+
+def test_several_text_encoders_make_one_plan(raw: Raw) -> None:
+    name = FILES["clip"].partition("/")[2]
+    sent = {"node": "CLIPLoaderDisTorch2MultiGPU", "inputs": {"device": "cpu"}, "files": [name], "folder": "clip"}
+    plan = raw.post("plan", sent).json()["plan"]
+    assert plan["homes"]["cpu"] > 100_000_000 and "embedding" in {reason for *_, reason in plan["blocks"]}
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_told_and_changed(raw: Raw, keeper: Keeper) -> None:
+    before = keeper.client.get("/multigpu/settings")
+    assert before == {
+        "fall_back": {"value": False, "source": "default", "choices": [False, True]},
+        "ram_limit": {"value": None, "source": "default", "choices": {"min": 1, "max": 100, "default": None}},
+        "log_level": {"value": "info", "source": "default", "choices": ["debug", "info", "warning", "error"]},
+    }
+    missing = widgets(compute_device="cuda:7")
+    assert raw.post("plan", missing).json()["error"]["field"] == "compute_device"
+    try:
+        now = raw.post("settings", {"fall_back": True, "ram_limit": 99, "log_level": "error"}).json()
+        assert [now[name]["value"] for name in now] == [True, 99, "error"]
+        assert {now[name]["source"] for name in now} == {"settings"}
+        assert raw.post("plan", missing).json() == {"plan": None}, "it falls back"
+        with keeper.said() as lines:
+            keeper.run(short(222, vae="keep"))
+        assert not [line for line in lines if "[MultiGPU]" in line]
+    finally:
+        assert raw.post("settings", dict.fromkeys(before)).json() == before
+    assert raw.post("plan", missing).json()["error"]["field"] == "compute_device"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"fall_back": "perhaps"}, {"ram_limit": 101}, {"ram_limit": False}, {"ram_limit": -1}, {"log_level": "loud"},
+     {"log_level": ["info"]}, {"enabled": False}, {"measure": True}],
+)  # fmt: skip
+def test_a_wrong_setting_changes_nothing(raw: Raw, keeper: Keeper, wrong: dict[str, Any]) -> None:
+    before = keeper.client.get("/multigpu/settings")
+    message = raw.error("settings", {"log_level": "debug", **wrong} if "log_level" not in wrong else wrong)["message"]
+    assert next(iter(wrong)) in message
+    assert keeper.client.get("/multigpu/settings") == before
+
+
+# -- hostile input --------------------------------------------------------------------------------------------------
+
+NESTED = b'{"model": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+NESTED_BUT_SHORT = b"[" * 60_000
+WRONG = [
+    b"", b"{", b"null", b"[]", b'"text"', b"1e999", b"NaN", b"\xff\xfe", b'{"a": NaN}', NESTED, NESTED_BUT_SHORT,
+    b"{" + b'"a":{' * 10_000, b'{"model": "' + b"x" * 10_000_000 + b'"}', b'{"model": "x", "path": "/etc/passwd"}',
+    b'{"model": ["m1"]}', b'{"model": {"id": 1}}', b'{"model": 1}', b'{"model": ""}', b'{"model": "m\\u0000"}',
+    b'{"unload_models": 1}', b'{"unload_models": "true"}', b'{"client": 5}', b'{"client": "x", "on": "yes"}',
+    b'{"node": 5}', b'{"node": "MultiGPUPlaceModel", "inputs": [1]}', b'{"node": "MultiGPUPlaceModel", "files": "a"}',
+    b'{"node": "MultiGPUPlaceModel", "files": [["a"]], "folder": "vae"}', b'{"ram_limit": 1e400}', b'{"log_level": {}}',
+]  # fmt: skip
+"""Each is wrong for every route."""
+NAMES = ("../../comfy.settings.json", "/etc/passwd", "..", "a/../../b.safetensors", "C:\\models\\x.safetensors", "\0",
+         "..\\..\\x.safetensors", "//server/share/x.safetensors", "", "nothing.safetensors", "x" * 5000)  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_wrong_bodies_are_refused(raw: Raw, keeper: Keeper, route: str) -> None:
+    before = keeper.client.get("/multigpu/settings"), len(keeper.client.get("/multigpu/history")["frees"])
+    for body in WRONG:
+        answer = raw.post(route, body)
+        assert 400 <= answer.status_code < 500, (route, body[:60], answer.status_code, answer.text)
+        _leaks_nothing(answer, keeper)
+        assert answer.json()["error"]["message"]
+    keeper.wait_idle()
+    assert before == (
+        keeper.client.get("/multigpu/settings"), len(keeper.client.get("/multigpu/history")["frees"])
+    )  # fmt: skip
+
+
+def test_only_names_in_model_folders_are_files(raw: Raw, keeper: Keeper) -> None:
+    for name in NAMES:
+        answer = raw.post("plan", widgets() | {"files": [name], "folder": "diffusion_models"})
+        assert answer.status_code == 400, name
+        _leaks_nothing(answer, keeper)
+    for folder in ("..", "/", "diffusion_models/..", "nothing", ""):
+        answer = raw.post("plan", widgets() | FLUX | {"folder": folder})
+        assert answer.status_code == 400, folder
+        _leaks_nothing(answer, keeper)
+
+
+def test_a_damaged_file_is_named_without_its_path(raw: Raw, keeper: Keeper) -> None:
+    file = keeper.server.spec.models / "vae" / "damaged.safetensors"
+    file.write_bytes(b"\xff" * 100)
+    try:
+        answer = raw.post("plan", widgets() | {"files": [file.name], "folder": "vae"})
+    finally:
+        file.unlink()
+    assert answer.status_code == 400 and "damaged.safetensors" in answer.json()["error"]["message"]
+    _leaks_nothing(answer, keeper)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_pages_of_other_sites_may_not_ask(raw: Raw, keeper: Keeper, route: str) -> None:
+    keeper.run(short(223, vae="keep"))
+    (model,) = [
+        model["id"] for model in keeper.client.get("/multigpu/snapshot")["models"] if model["standing"] == "keep"
+    ]
+    good = {
+        "plan": widgets(), "free": {"unload_models": True}, "settings": {"fall_back": True},
+        "listen": {"client": "x"},
+    }.get(route, {"model": model})  # fmt: skip
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example", "Host": "192.168.0.2:8188"},  # ComfyUI itself lets this pass
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ):
+        answer = raw.post(route, good, **headers)
+        assert answer.status_code in (403, 415), headers
+    keeper.wait_idle()
+    assert {"TAESD", "Flux"} <= {*keeper.names()}
+    assert [row["flag"] for row in keeper.models() if row["model_class"] == "TAESD"] == [False]
+    assert keeper.client.get("/multigpu/settings")["fall_back"]["value"] is False
+
+
+def _leaks_nothing(answer: requests.Response, keeper: Keeper) -> None:
+    spec = keeper.server.spec
+    for secret in (spec.base, spec.models, spec.tree, spec.packs["multigpu"]):
+        assert str(secret) not in answer.text, answer.text
+    assert "Traceback" not in answer.text
+
+
+# -- listening ------------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_listen_get_one_snapshot_for_all(keeper: Keeper) -> None:
+    """100 clients: the snapshots that are taken are counted, not the clients."""
+    asyncio.run(asyncio.wait_for(_hundred_listen(keeper), 120))
+
+
+async def _hundred_listen(keeper: Keeper) -> None:
+    address = keeper.client.address
+    names = [f"panel-{number}" for number in range(100)]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(name: str, on: bool = True) -> int:
+            async with session.post(f"{address}/multigpu/listen", json={"client": name, "on": on}) as answer:
+                return answer.status
+
+        async def told(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
+            while True:
+                message = json.loads((await socket.receive()).data)
+                if message["type"] == "multigpu.snapshot":
+                    return dict(message["data"])
+
+        assert await ask("panel-0") == 404, "it is not connected yet"
+        sockets = [await session.ws_connect(f"{address}/ws?clientId={name}") for name in names]
+        assert {await ask(name) for name in names} == {200}
+        first = [await told(socket) for socket in sockets]
+        assert all(one["version"] == 1 and one["models"] == [] for one in first)
+        before, began = (await _get(session, f"{address}/lifecycle/panel"))["taken"], time.monotonic()
+        finished = asyncio.get_running_loop().run_in_executor(None, keeper.run, short(224, vae="keep"))
+        later = [await told(socket) for socket in sockets]
+        while not all("TAESD" in {model["name"] for model in one["models"]} for one in later):
+            later = [await told(socket) for socket in sockets]
+        await finished
+        assert len({one["time"] for one in later}) <= 2, "the same snapshot for all, or the next one"
+        taken = (await _get(session, f"{address}/lifecycle/panel"))["taken"] - before
+        assert taken <= 2 * (time.monotonic() - began) + 2, "two in a second, whoever listens"
+        await sockets[0].close()
+        assert {await ask(name, on=False) for name in names[1:]} == {200}
+        while (await _get(session, f"{address}/lifecycle/panel"))["running"]:
+            await asyncio.sleep(0.05)
+        for socket in sockets[1:]:
+            await socket.close()
+
+
+async def _get(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    async with session.get(address) as answer:
+        return dict(await answer.json())

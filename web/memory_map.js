@@ -1,0 +1,112 @@
+// The memory of each device as a bar: a segment for each model with its blocks, then the allocator's cache, what else is
+// used, and what is free.
+
+import { BlockStrip } from "./block_strip.js";
+import { make, Parts } from "./elements.js";
+import { paint } from "./homes.js";
+import { bytes, say } from "./words.js";
+
+const NOTABLE = 1024 ** 2; // bytes from which on the legend names what is used besides models
+const REST = ["cached", "others", "free"];
+
+export class MemoryMap {
+    constructor(tip) {
+        this.element = make("div", { class: "multigpu-map" });
+        this.bars = new Parts(this.element, () => new DeviceBar(tip));
+    }
+
+    update(snapshot) {
+        this.bars.update(snapshot.devices.map((device) => [device.id, { device, models: snapshot.models }]));
+    }
+}
+
+class DeviceBar {
+    constructor(tip) {
+        this.title = make("span", { class: "multigpu-title" });
+        this.name = make("span", { class: "multigpu-quiet multigpu-cut" });
+        this.use = make("span", { class: "multigpu-figure" });
+        this.bar = make("div", { class: "multigpu-device-bar" });
+        this.rest = make("div", { class: "multigpu-legend" });
+        this.swatch = make("i", { class: "multigpu-swatch", "aria-hidden": "true" });
+        const heading = make("div", { class: "multigpu-heading" }, this.swatch, this.title, this.name, this.use);
+        this.element = make("section", { class: "multigpu-device" }, heading, this.bar, this.rest);
+        this.segments = new Parts(this.bar, (key) => (REST.includes(key) ? new Rest(key, tip) : new Segment(tip)));
+    }
+
+    update({ device, models }) {
+        this.element.dataset.device = device.id;
+        this.element.setAttribute("aria-label", `${device.id} ${device.name ?? ""}`);
+        paint(this.swatch, device.id);
+        this.title.textContent = device.id;
+        this.name.textContent = device.name ?? "";
+        this.name.title = device.name ?? "";
+        this.use.textContent = use(device);
+        const here = models.map((model) => segment(model, device.id)).filter((part) => part.count > 0);
+        const parts = rest(device);
+        this.segments.update([...here.map((part) => [`model ${part.model.id}`, part]), ...Object.entries(parts)]);
+        const shown = Object.entries(parts).filter(([, count]) => count >= NOTABLE);
+        this.rest.replaceChildren(...shown.map(([kind, count]) => make(
+            "span", { class: "multigpu-item" },
+            make("i", { class: `multigpu-swatch multigpu-${kind}`, "aria-hidden": "true" }),
+            `${say(`memory_${kind}`)} ${bytes(count)}`,
+        )));
+    }
+}
+
+class Segment {
+    constructor(tip) {
+        this.strip = new BlockStrip(tip, 12);
+        this.label = make("span", { class: "multigpu-segment-label" });
+        this.element = make("div", { class: "multigpu-segment" }, this.strip.element, this.label);
+    }
+
+    update({ model, device, count, blocks, extra }) {
+        const label = say("model_on_device", { model: model.name, device, size: bytes(count) });
+        this.element.dataset.model = model.id;
+        this.element.dataset.bytes = count;
+        this.element.style.flexGrow = count;
+        this.label.textContent = model.name;
+        const more = extra ? [[say("ring_and_copies"), extra, device, "ring"]] : [];
+        this.strip.update({ blocks: [...blocks, ...more], label });
+    }
+}
+
+class Rest {
+    constructor(kind, tip) {
+        this.kind = kind;
+        this.element = make("div", {
+            class: `multigpu-${kind}`,
+            pointermove: (event) => tip.show([this.text], event.clientX + 12, event.clientY + 14),
+            pointerleave: () => tip.hide(),
+        });
+    }
+
+    update(count) {
+        this.text = `${say(`memory_${this.kind}`)} ${bytes(count)}`;
+        this.element.hidden = count <= 0;
+        this.element.dataset.bytes = count;
+        this.element.style.flexGrow = count;
+    }
+}
+
+// What of a model is on a device: its blocks there, and on its compute device the ring and copies of streamed blocks.
+function segment(model, device) {
+    const home = model.homes[device] ?? 0;
+    const extra = device === model.compute ? (model.ring ?? 0) + (model.retained ?? 0) : 0;
+    const named = model.blocks.filter((block) => block[2] === device);
+    const left = home - named.reduce((sum, block) => sum + block[1], 0);
+    const blocks = left > 0 ? [...named, [say("weights"), left, device, ""]] : named;
+    return { model, device, blocks, extra, count: home + extra };
+}
+
+// What is used besides models is what is being computed, caches and other programs; the allocator tells its cache.
+function rest(device) {
+    if (device.total === null) return {};
+    const cached = Math.min(device.cached, device.others);
+    return { cached, others: device.others - cached, free: device.total - device.used };
+}
+
+function use(device) {
+    if (!device.total) return say("memory_unknown");
+    return say("memory_use", { used: bytes(device.used), total: bytes(device.total) });
+}

@@ -1,0 +1,182 @@
+// The tab "MultiGPU" in the sidebar: what is in memory, and buttons to pin, eject and free. The server sends snapshots
+// over ComfyUI's websocket as long as the tab is open and asks for them, and nothing otherwise.
+
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { Tip } from "./block_strip.js";
+import { make } from "./elements.js";
+import { MemoryMap } from "./memory_map.js";
+import { ModelRows } from "./model_rows.js";
+import { ask } from "./server.js";
+import { bytes, clock, say } from "./words.js";
+
+const RENEW = 10_000; // milliseconds between the messages that say that the tab is still open
+const SOON = 1000; // milliseconds after which the prompt worker, if it is idle, has done what it was asked
+
+class Panel {
+    constructor(place) {
+        this.tip = new Tip();
+        this.map = new MemoryMap(this.tip);
+        this.rows = new ModelRows(this.tip, (route, body) => this.act(route, body));
+        this.problem = make("div", { class: "multigpu-problem", role: "alert", hidden: "" });
+        this.frees = make("div");
+        this.links = make("div");
+        this.linksSection = section("links", this.links);
+        this.receive = (event) => this.update(event.detail);
+        this.look = () => this.renew();
+        this.element = make(
+            "div", { class: "multigpu-panel" },
+            make("header", { class: "multigpu-header" }, make("h2", { text: "MultiGPU" })),
+            this.problem,
+            section("memory", this.map.element),
+            section("models", this.rows.element, this.buttons()),
+            section("last_free", this.frees),
+            this.linksSection,
+            this.tip.element,
+        );
+        place.replaceChildren(this.element);
+    }
+
+    buttons() {
+        const button = (key, body) => make("button", {
+            type: "button", class: "multigpu-button", text: say(key), title: say(`${key}_tip`), "data-action": key,
+            click: () => this.act("free", body),
+        });
+        return make(
+            "div", { class: "multigpu-buttons" },
+            button("free_models", { unload_models: true, free_memory: false }),
+            button("free_all", { unload_models: true, free_memory: true }),
+        );
+    }
+
+    open() {
+        api.addEventListener("multigpu.snapshot", this.receive);
+        document.addEventListener("visibilitychange", this.look);
+        this.timer = setInterval(this.look, RENEW);
+        this.listen(true);
+        this.refresh();
+    }
+
+    close() {
+        api.removeEventListener("multigpu.snapshot", this.receive);
+        document.removeEventListener("visibilitychange", this.look);
+        clearInterval(this.timer);
+        this.listen(false);
+    }
+
+    renew() {
+        if (document.hidden) return;
+        this.listen(true);
+        this.tell(() => this.history()); // a free that changed nothing in memory sends no snapshot
+    }
+
+    listen(on) {
+        return this.tell(() => ask("listen", { client: api.clientId, on }));
+    }
+
+    refresh() {
+        return this.tell(async () => {
+            this.update(await ask("snapshot"));
+            await this.history();
+        });
+    }
+
+    // Asks a route, then shows what has changed.
+    async act(route, body) {
+        if (!await this.tell(() => ask(route, body))) return;
+        await this.refresh();
+        setTimeout(() => this.refresh(), SOON);
+    }
+
+    // Runs something. If it fails, says why at the top of the panel until the next success, and returns false.
+    async tell(run) {
+        try {
+            await run();
+            this.problem.hidden = true;
+        } catch (problem) {
+            this.problem.textContent = problem.message;
+            this.problem.hidden = false;
+        }
+        return this.problem.hidden;
+    }
+
+    update(snapshot) {
+        this.map.update(snapshot);
+        this.rows.update(snapshot.models);
+        this.showLinks(snapshot.links);
+        const models = JSON.stringify(snapshot.models.map((model) => [model.id, model.standing]));
+        if (this.models !== undefined && this.models !== models) this.tell(() => this.history());
+        this.models = models;
+    }
+
+    async history() {
+        const { frees } = await ask("history");
+        if (!frees.length) return this.frees.replaceChildren(make("p", { class: "multigpu-quiet", text: say("no_free") }));
+        const [last, ...older] = frees.map(freeOf);
+        const opened = this.frees.querySelector("details")?.open;
+        const earlier = older.length
+            ? make("details", opened ? { open: "" } : {}, make("summary", { text: say("earlier", { count: older.length }) }), ...older)
+            : null;
+        this.frees.replaceChildren(...[last, earlier].filter(Boolean));
+    }
+
+    showLinks(links) {
+        this.linksSection.hidden = !links.length;
+        this.links.replaceChildren(make("dl", { class: "multigpu-facts" }, ...links.flatMap((link) => [
+            make("dt", { text: `${link.from} → ${link.to}` }),
+            make("dd", { text: say("speed", { size: bytes(link.speed) }) }),
+        ])));
+    }
+}
+
+function section(key, ...content) {
+    return make("section", { class: "multigpu-section", "aria-label": say(key) }, make("h3", { text: say(key) }), ...content);
+}
+
+// One free in words: when, which models were ejected and retained and why, and what came back.
+function freeOf(free) {
+    const what = say(free.unload_models ? (free.free_memory ? "free_all" : "free_models") : "free_caches");
+    const line = (key, models) => (models.length ? [make("dt", { text: say(key) }), make(
+        "dd", {}, ...models.map(({ name, reason }) => make("div", {}, name, make("span", { class: "multigpu-quiet", text: ` · ${because(reason)}` }))),
+    )] : []);
+    const returned = Object.entries(free.returned).map(([device, count]) => `${device} ${bytes(count)}`).join(", ");
+    return make(
+        "div", { class: "multigpu-free-flow" },
+        make("div", { class: "multigpu-quiet", text: `${clock(free.time)} · ${what}` }),
+        make(
+            "dl", { class: "multigpu-facts" },
+            ...line("ejected", free.ejected), ...line("retained_models", free.retained),
+            make("dt", { text: say("returned") }), make("dd", { text: returned || say("nothing") }),
+        ),
+    );
+}
+
+function because(reason) {
+    const key = `freed_${reason.replace(/\W+/g, "_")}`;
+    const text = say(key);
+    return text === key ? reason : text;
+}
+
+let open = null;
+
+app.registerExtension({
+    name: "MultiGPU.Panel",
+    setup() {
+        app.extensionManager.registerSidebarTab({
+            id: "multigpu",
+            icon: "pi pi-microchip",
+            title: "MultiGPU",
+            tooltip: say("panel_tip"),
+            type: "custom",
+            render(place) {
+                open?.close();
+                open = new Panel(place);
+                open.open();
+            },
+            destroy() {
+                open?.close();
+                open = null;
+            },
+        });
+    },
+});
