@@ -7,12 +7,15 @@ an echo over a bare TCP connection to another process; the table has both and th
 
 From one node's figures, `multigpu/remote/scale.py` then predicts a fan-out over several, whose nodes wait instead of
 computing, and the second table has the prediction and what was measured. The third predicts what cannot be run here.
+The last says how long a caller waits for the error when something is killed or falls silent while it waits for an
+answer.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -25,6 +28,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES, PICTURE_BYTES, COMPUTE = 16, 3 * 512 * 512 * 4, 0.5
@@ -123,6 +128,7 @@ def main() -> None:
             speed_up = PICTURES * COMPUTE / took
             print(f"| {count} | {expected:.2f} | {took:.2f} | {took / expected:.2f} | {speed_up:.1f} |")
         predictions(road)
+        failures(head)
 
 
 def fan_out(pool: ThreadPoolExecutor, links: list[Any], drawing: Any) -> None:
@@ -152,6 +158,48 @@ def predictions(here: Any) -> None:
     for workers in (1, 2, 4, 8, 16, 32, 64):
         ups = " | ".join(f"{fan_out_speed_up(64, workers, 10.0, pixels, road):.1f}" for road in roads.values())
         print(f"| {workers} | {ups} |")
+
+
+def failures(head: str) -> None:
+    """Seconds from a loss to the error, on a cluster of its own with the head's address and another port."""
+    from multigpu.errors import RemoteDeviceLost
+    from multigpu.remote.cluster import Cluster, start_worker
+    from multigpu.remote.link import Message
+    from tests.remote.processes import below
+
+    print("\nSeconds until a call that waits fails\n\n| lost | s | said |\n|---|---|---|")
+    losses = {
+        "the worker's process": ("node-b", "ray::Worker", signal.SIGKILL),
+        "its machine's node": ("node-b", "raylet/raylet", signal.SIGKILL),
+        "its machine falls silent": ("node-b", "", signal.SIGSTOP),
+        "the head": ("node-a", "gcs_server", signal.SIGKILL),
+    }
+    for what, (machine, process, sign) in losses.items():
+        with socket.create_server((head.partition(":")[0], 0)) as free:
+            own = f"{head.partition(':')[0]}:{free.getsockname()[1]}"
+        with ExitStack() as started:
+            service = {"service": "tests.remote.echo:start"}
+            workers = {"node-a": start_worker("node-a", own, ROOT, [], head_here=True, **service)}
+            started.callback(workers["node-a"].close)
+            workers["node-b"] = start_worker("node-b", own, ROOT, [], head_here=False, **service)
+            started.callback(workers["node-b"].close)
+            cluster = Cluster(own)
+            started.callback(cluster.close)
+            link = cluster.link("node-b")
+            link.call("echo", Message(b""))
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(link.call, "wait", Message(b""))
+                time.sleep(1)
+                root = psutil.Process(workers[machine].process)
+                chosen = [below(root.pid, process)] if process else [*root.children(recursive=True), root]
+                before = time.perf_counter()
+                for each in chosen:
+                    each.send_signal(sign)
+                lost = waiting.exception()
+                assert isinstance(lost, RemoteDeviceLost), lost
+                print(f"| {what} | {time.perf_counter() - before:.1f} | {lost.problem} |", flush=True)
+            for each in chosen if sign == signal.SIGSTOP else ():
+                each.send_signal(signal.SIGCONT)
 
 
 if __name__ == "__main__":

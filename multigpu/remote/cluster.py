@@ -74,12 +74,13 @@ class Relay:
     def __init__(self, token: Path, start: Mapping[str, Any], limit: float) -> None:
         """Start it and have it connect to the cluster as `start` says. Raises `ClusterUnavailable`."""
         self._folder = Path(tempfile.mkdtemp(prefix="multigpu-"))
-        self._log = self._folder / "relay.log"
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Answer]] = {}
         self._lock = threading.Lock()
         command = [sys.executable, "-c", RUN.format(module="relay")]
-        with self._log.open("wb") as log:
+        path = self._folder / "relay.log"
+        with path.open("wb") as log:
+            self._said = path.open("rb")  # can be read when its folder has been deleted, too
             self._process = subprocess.Popen(
                 command, env=environment(token, os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 bufsize=0, start_new_session=True,
@@ -147,6 +148,7 @@ class Relay:
             self._process.wait()
         self._reader.join()
         self._process.stdout.close()
+        self._said.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read(self) -> None:
@@ -172,7 +174,8 @@ class Relay:
                 waiting.set_result(answer)
 
     def _gone(self) -> str:
-        said = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
+        with self._lock:
+            said = "" if self._said.closed or self._said.seek(0) else self._said.read().decode(errors="replace")
         return f"the connection to the cluster has ended ({last_line(said)})"
 
 

@@ -75,10 +75,14 @@ class RayNode:
         every = (str(folder), *OPTIONS, f"--temp-dir={folder / 'ray'}")
         command = [sys.executable, "-c", RUN.format(module="node"), *every, *options]
         deadline = time.monotonic() + START_SECONDS
-        with (folder / "node.log").open("w+b") as log:
+        path = folder / "node.log"
+        with path.open("wb") as log, path.open("rb") as written:
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-            while STARTED not in (said := os.pread(log.fileno(), 1 << 20, 0).decode(errors="replace")):
-                if self._guard.poll() is not None or time.monotonic() > deadline:
+            said = ""
+            while STARTED not in said:
+                ended = self._guard.poll() is not None or time.monotonic() > deadline
+                said += written.read().decode(errors="replace")
+                if ended and STARTED not in said:
                     self.stop()
                     raise ClusterUnavailable(f"no Ray node could be started here: {last_line(said)}")
                 time.sleep(0.05)

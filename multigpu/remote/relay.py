@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,6 +43,9 @@ AT_ONCE = 64
 PROBE_SECONDS = 3.0
 ASK_SECONDS = 0.5
 """How often a long call looks whether its node still lives."""
+
+HEAD_SECONDS = 2.0
+"""The head is lost when nobody has listened at its address for so long. Ray itself waits longer."""
 
 DESCRIBE_SECONDS = 2.0
 """How long a node may take to describe itself; until then it is said to be starting."""
@@ -94,6 +99,18 @@ class Relay:
         node.wait()
         os._exit(1)
 
+    def _end_with_head(self, head: str) -> None:
+        """The same when the head is lost. A connection to it, over which nothing is said, ends when it does."""
+        host, _, port = head.rpartition(":")
+        end = time.monotonic() + HEAD_SECONDS
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), HEAD_SECONDS) as listening:
+                end = _wait_for_close(listening) + HEAD_SECONDS
+            time.sleep(0.1)
+        sys.stderr.write(f"the head at {head} no longer answers\n")
+        self.stop()
+        os._exit(1)
+
     def _answer(self, number: int, about: dict[str, Any], parts: list[bytearray]) -> None:
         doing: dict[str, Callable[..., Sending]] = {
             "start": self._start, "nodes": self._nodes, "call": self._call, "ping": self._ping
@@ -120,6 +137,7 @@ class Relay:
         import ray
 
         ray.init(address=head, _node_ip_address=own, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        threading.Thread(target=self._end_with_head, args=(head,), daemon=True).start()
         if name:
             self._worker, about = create(name, *made)
             return about, []
@@ -228,6 +246,19 @@ def ask_without_token(head: str) -> int:
     except ray.exceptions.RayError:
         return 1
     return 0
+
+
+def _wait_for_close(connection: socket.socket) -> float:
+    """Returns the time when the other side has closed a connection, or its machine has fallen silent."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}.items():
+        if hasattr(socket, name):  # seconds; where they cannot be chosen, the system's hours apply
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    with suppress(OSError):
+        while connection.recv(4096):
+            continue
+    return time.monotonic()
 
 
 def _name(node: dict[str, Any]) -> str | None:

@@ -69,10 +69,20 @@ def models(driver: Driver) -> dict[str, dict[str, Any]]:
 
 
 def choose(page: Any, entry: str) -> None:
-    """An entry of the frontend's own menu Edit."""
+    """An entry of the frontend's own menu Edit, which opens when the pointer comes to it.
+
+    While the menu itself is still opening, it may not notice; then the pointer goes away and comes again.
+    """
     page.locator("svg.comfyui-logo").click()
-    page.get_by_role("menuitem", name="Edit", exact=True).first.hover()
-    page.get_by_role("menuitem", name=entry, exact=True).last.click()
+    edit = page.get_by_role("menuitem", name="Edit", exact=True).first
+    wanted = page.get_by_role("menuitem", name=entry, exact=True).last
+    for patience in (500, 1_000, 2_000, 4_000, 8_000):
+        edit.hover()
+        page.wait_for_timeout(patience)
+        if wanted.is_visible():
+            break
+        page.mouse.move(0, 0)
+    wanted.click()
 
 
 def frees(driver: Driver) -> list[dict[str, Any]]:

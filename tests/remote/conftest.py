@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +20,16 @@ NOWHERE = Path("no ComfyUI")
 
 @pytest.fixture(scope="session", autouse=True)
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The token of all clusters here; not that of whoever runs the tests."""
+    """The token of all clusters here, not that of whoever runs the tests; and a temporary folder for all processes.
+
+    Its name is short, because Ray makes sockets in it, whose names must not be longer than about a hundred characters.
+    """
     path = tmp_path_factory.mktemp("token") / "ray_token"
     make_token(path)
-    with pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
         yield path
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE = 30.0
+PATIENCE = 120.0
+"""Seconds. Long, because a ComfyUI may have to start on a busy machine meanwhile."""
 
 
 def until(true: Callable[[], object]) -> bool:
@@ -33,12 +34,17 @@ class Descendants:
         return sorted(set(self._there()) - self._before)
 
     def _there(self) -> list[str]:
-        """Processes that have to do with Ray, whoever is their parent now, and our temporary folders."""
-        found = [str(path) for path in Path(tempfile.gettempdir()).glob("multigpu-*")]
-        for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        """Processes of this test run that have to do with Ray, whoever is their parent now, and our temporary folders.
+
+        Other test runs may be on the same machine; each has a temporary folder of its own.
+        """
+        own = tempfile.gettempdir()
+        found = [str(path) for path in Path(own).glob("multigpu-*")]
+        for process in psutil.process_iter(["pid", "cmdline", "status", "environ"]):
             words = " ".join(process.info["cmdline"] or [])
             ours = "multigpu.remote" in words or "ray::" in words or "/ray/core/" in words or "/ray/_private/" in words
-            if ours and process.info["status"] != psutil.STATUS_ZOMBIE:
+            theirs = (process.info["environ"] or {}).get("TMPDIR", own) != own
+            if ours and not theirs and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(f"{process.info['pid']} {words[:80]}")
         return found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,48 +15,30 @@ import pytest
 
 from devtools import models
 from devtools.client import Workflow
-from devtools.hosts import NEWEST, Frontend
+from devtools.hosts import NEWEST
 from devtools.places import Places
-from devtools.server import Server, ServerSpec, prepare_base
-from tests.host.driver import Driver, spec_for
-from tests.host.workflows import flux, placed
+from devtools.server import Server
+from tests.host.driver import Driver
+from tests.host.workflows import flux, node, sd15
+from tests.remote.comfyui import arguments, driver_spec, remote
 from tests.remote.processes import Descendants, until
 
-NODE_B = "ray://node-b/cpu"
+Process = subprocess.Popen[bytes]
 
 
-def remote(seed: int) -> Workflow:
-    """Flux with every component on the other machine."""
-    workflow = flux(seed)
-    for part in ("model", "clip", "vae"):
-        workflow = placed(workflow, part, compute_device=NODE_B)
-    return workflow
-
-
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`multigpu worker --head-here` with the address of its head, ready. It leaves nothing behind."""
-    places, base = Places.here(), tmp_path_factory.mktemp("node-b")
-    with socket.create_server(("127.0.0.4", 0)) as free:
-        head = f"127.0.0.4:{free.getsockname()[1]}"
-    prepare_base(
-        ServerSpec(
-            tree=places.root, python=Path(sys.executable), base=base, models=models.folder(places),
-            packs={"multigpu": places.root},
-        )
-    )  # fmt: skip
-    command = [sys.executable, "-m", "multigpu", "worker", "--name=node-b", f"--head={head}", "--head-here"]
-    command += ["--comfyui", str(places.host_tree(NEWEST.version)), "--", "--cpu", "--base-directory", str(base)]
-    command += ["--database-url", "sqlite:///:memory:", "--disable-api-nodes"]
-    command += ["--extra-model-paths-config", str(base / "extra_paths.yaml")]
-    command += ["--front-end-root", str(Frontend(NEWEST).files(places))]
+@contextmanager
+def worker_command(name: str, head: str, base: Path, *options: str) -> Iterator[Process]:
+    """`multigpu worker`, ready. It leaves nothing behind."""
+    places = Places.here()
+    command = [sys.executable, "-m", "multigpu", "worker", f"--name={name}", f"--head={head}", *options]
+    command += ["--comfyui", str(places.host_tree(NEWEST.version)), "--", *arguments(base, models.folder(places))]
     started = Descendants()
     process = subprocess.Popen(command, cwd=places.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
         said = [process.stdout.readline().decode() for _ in range(3)]
-        assert said[1:] == ["node-b is ready. It offers\n", said[2]] and said[2].startswith(f"  {NODE_B} "), said
-        yield head, process
+        assert said[1] == f"{name} is ready. It offers\n" and said[2].startswith(f"  ray://{name}/cpu "), said
+        yield process
     finally:
         process.terminate()
         process.communicate()
@@ -65,13 +47,17 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
 
 
 @pytest.fixture(scope="module")
-def comfy(worker: tuple[str, object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    environment = {
-        "MULTIGPU_RAY": worker[0], "RAY_AUTH_TOKEN_PATH": os.environ["RAY_AUTH_TOKEN_PATH"],
-        "PYTHONPATH": os.environ["PYTHONPATH"],
-    }  # fmt: skip
-    spec = spec_for(NEWEST, tmp_path_factory.mktemp("here"), Path(sys.executable), environment=environment)
-    with Server(spec) as server:
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Process]]:
+    """node-b, with the address of its head, which it is itself."""
+    with socket.create_server(("127.0.0.4", 0)) as free:
+        head = f"127.0.0.4:{free.getsockname()[1]}"
+    with worker_command("node-b", head, tmp_path_factory.mktemp("node-b"), "--head-here") as process:
+        yield head, process
+
+
+@pytest.fixture(scope="module")
+def comfy(worker: tuple[str, Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with Server(driver_spec(tmp_path_factory.mktemp("here"), worker[0])) as server:
         yield Driver(server)
 
 
@@ -79,7 +65,29 @@ def test_the_worker_draws_what_is_drawn_here(comfy: Driver) -> None:
     assert comfy.draw(remote(1)) == comfy.draw(flux(1))
 
 
-def test_no_port_of_the_worker_answers_http_requests(worker: tuple[str, subprocess.Popen[bytes]]) -> None:
+def halves(name: str) -> Workflow:
+    """SD1.5, the negative half of whose steps is computed by this machine's copy of the model."""
+    workflow = sd15(steps=3)
+    workflow["copy"] = node("MultiGPUPlaceModel", model=["checkpoint", 0], compute_device=f"ray://{name}/cpu")
+    workflow["halves"] = node("MultiGPUCFGHalves", model=["checkpoint", 0], copy=["copy", 0])
+    workflow["sample"]["inputs"]["model"] = ["halves", 0]
+    return workflow
+
+
+def test_three_machines_draw_the_seeds_of_a_fan_out_and_either_has_a_half_of_the_steps(
+    comfy: Driver, worker: tuple[str, Process], tmp_path: Path
+) -> None:
+    """This one, node-b and node-c: each draws some seeds; then the negative half is left to one of the two others."""
+    fanned = flux(7)
+    fanned["fan"] = node("MultiGPUFanOut", value=["decode", 0], count=5, machines="node-b, here, node-c")
+    fanned["save"]["inputs"]["images"] = ["fan", 0]
+    with worker_command("node-c", worker[0], tmp_path):
+        drawn, *halved = (comfy.draw(workflow) for workflow in (fanned, halves("node-b"), halves("node-c")))
+    assert drawn == tuple(picture for seed in range(7, 12) for picture in comfy.draw(flux(seed)))
+    assert halved[0] == halved[1]
+
+
+def test_no_port_of_the_worker_answers_http_requests(worker: tuple[str, Process]) -> None:
     """ComfyUI's own server is not there. The ports are Ray's, which asks for the token."""
     tree = psutil.Process(worker[1].pid).children(recursive=True)
     actor = next(each for each in tree if "ray::Worker" in " ".join(each.cmdline()))
@@ -91,9 +99,7 @@ def test_no_port_of_the_worker_answers_http_requests(worker: tuple[str, subproce
             assert not connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_the_next_prompt_builds_again_what_a_killed_worker_had(
-    comfy: Driver, worker: tuple[str, subprocess.Popen[bytes]]
-) -> None:
+def test_the_next_prompt_builds_again_what_a_killed_worker_had(comfy: Driver, worker: tuple[str, Process]) -> None:
     tree = psutil.Process(worker[1].pid).children(recursive=True)
     actor = next(each for each in tree if "ray::Worker" in " ".join(each.cmdline()))
     actor.kill()

@@ -13,27 +13,13 @@ from typing import Any
 import pytest
 
 from devtools import models
-from devtools.hosts import NEWEST, Frontend, find
+from devtools.hosts import NEWEST, find
 from devtools.places import Places
-from devtools.server import ServerSpec, prepare_base
+from tests.remote.comfyui import arguments
 from tests.remote.components.pipe import PipeLink, PipeWorker, loaded
 from tests.remote.components.studio import Studio
 
 HOST = find(os.environ["MULTIGPU_HOST"]) if os.environ.get("MULTIGPU_HOST") else NEWEST
-
-
-def arguments(base: Path, folder: Path) -> list[str]:
-    """The command line of a ComfyUI with our pack, without a server."""
-    places = Places.here()
-    frontend = Frontend(HOST).files(places)
-    spec = ServerSpec(
-        tree=places.root, python=Path(sys.executable), base=base, models=folder, packs={"multigpu": places.root}
-    )
-    prepare_base(spec)
-    return [
-        "--cpu", "--base-directory", str(base), "--database-url", "sqlite:///:memory:", "--disable-api-nodes",
-        "--extra-model-paths-config", str(base / "extra_paths.yaml"), "--front-end-root", str(frontend),
-    ]  # fmt: skip
 
 
 class PipeCluster:
@@ -58,7 +44,7 @@ def tree() -> Path:
 @pytest.fixture(scope="session")
 def node_b(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipeWorker]:
     folder = tmp_path_factory.mktemp("node-b")
-    worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here())))
+    worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here()), HOST))
     yield worker
     worker.close()
 
@@ -72,7 +58,7 @@ def studio(tree: Path, node_b: PipeWorker, tmp_path_factory: pytest.TempPathFact
     os.environ["MULTIGPU_RAY"] = "127.0.0.1:9"
     from multigpu.host.remote.boot import boot
 
-    service = boot(tree, arguments(base / "base", own))
+    service = boot(tree, arguments(base / "base", own, HOST))
     cluster = PipeCluster()
     cluster.links["node-b"] = PipeLink("node-b", node_b, loaded("host.remote.client").stop_if_interrupted)
     remote = sys.modules["comfyui_multigpu"].current().remote

@@ -10,9 +10,8 @@ import torch
 from devtools.client import Workflow
 from tests.host import file_opens
 from tests.host.workflows import flux, node, placed, sd15, wan
+from tests.remote.comfyui import NODE_B
 from tests.remote.components.studio import Studio, without_save
-
-NODE_B = "ray://node-b/cpu"
 
 
 def checkpoint(part: str, **widgets: Any) -> Workflow:

@@ -16,11 +16,12 @@ from devtools.places import Places
 from multigpu.remote.codec import pack
 from multigpu.remote.link import Message
 from tests.host.workflows import flux, node, placed
-from tests.remote.components.conftest import arguments
+from tests.remote.comfyui import NODE_B, arguments
+from tests.remote.components.conftest import HOST
 from tests.remote.components.pipe import PipeLink, PipeWorker
 from tests.remote.components.studio import Studio, without_save
 
-NODE_B, NODE_C = "ray://node-b/cpu", "ray://node-c/cpu"
+NODE_C = "ray://node-c/cpu"
 
 
 class Dying(PipeLink):
@@ -41,7 +42,7 @@ def node_c(studio: Studio, tree: Any, tmp_path_factory: pytest.TempPathFactory) 
 
     def start(dies_at: str = "") -> PipeWorker:
         folder = tmp_path_factory.mktemp("node-c")
-        worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here())))
+        worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here()), HOST))
         started.append(worker)
         link = Dying("node-c", worker, studio.link.check)
         link.dies_at = dies_at

@@ -9,9 +9,8 @@ import torch
 
 from devtools.client import Workflow
 from tests.host.workflows import flux, node, placed, sd15
+from tests.remote.comfyui import NODE_B
 from tests.remote.components.studio import Studio, without_save
-
-NODE_B = "ray://node-b/cpu"
 
 
 def halves() -> Workflow:
