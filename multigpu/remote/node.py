@@ -29,7 +29,7 @@ INSIDE = "--inside"
 RUN = "from multigpu.remote.{module} import main; main()"
 """What a process of ours runs. ComfyUI imports this pack under another name, so `python -m` would not do."""
 
-INLINE_BYTES = 2 << 20
+INLINE_BYTES = 6 << 20
 """Up to this size a message travels within the call; larger ones go through Ray's object store, which is faster only
 from there on."""
 
