@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import console, models, pythons, ray_packages
+from . import console, models, pythons, side_packages
 from .guard import Guarded
 from .hosts import FRONTENDS, HOSTS, fetch_newest_frontend
 from .places import Places
@@ -80,9 +80,11 @@ def run(places: Places, *, only: Sequence[str] | None, expression: str | None) -
         models.prepare(HOSTS, places)
     if "browser" in chosen:
         fetch_newest_frontend(places)
+        for host in HOSTS:
+            side_packages.comfyui_manager(host, places)
     tasks = [task for name in chosen for task in PARTS[name]]
     if "remote" in chosen:
-        packages = {"PYTHONPATH": str(ray_packages.install(places))}
+        packages = {"PYTHONPATH": str(side_packages.ray(places))}
         (remote,) = PARTS["remote"]
         tasks[tasks.index(remote)] = replace(remote, environment=packages)
     if "unit" in chosen:

@@ -1,7 +1,7 @@
 """ComfyUI's real frontend in a real browser. Skipped, by name, where there is no Chromium or no Playwright.
 
 MULTIGPU_TEST_FRONTEND names one row of the table of frontends, for example "0.30.0 newest frontend"; without it, every
-test runs for all rows.
+test runs for all rows. Tests that are marked `manager` run a second time with ComfyUI's Manager enabled.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from devtools import models
+from devtools import models, side_packages
 from devtools.hosts import FRONTENDS, Frontend
 from devtools.places import Places
-from devtools.server import Server
+from devtools.server import Server, ServerSpec
 from tests.host.driver import Driver, spec_for
 from tests.sim import simdev
 
@@ -32,12 +34,30 @@ DESIGNS = {"classic": False, "Nodes 2.0": True}
 """The user chooses whether nodes are elements of the page (Nodes 2.0) instead of drawings on a canvas."""
 CHOOSE = "elements => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', elements)"
 
+MANAGER_SETTINGS = "[default]\nnetwork_mode = offline\nuse_uv = false\n"
+NOTHING_INSTALLED = {"PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
+"""When the Manager starts, it lists the packages of the Python that runs it, and installs what it misses among them: by
+pip, or by uv if pip is slow to answer."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "manager: with ComfyUI's Manager enabled, too")
+
+
+@pytest.hookimpl(tryfirst=True)  # so that pytest puts all tests of one server together
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "manager" in metafunc.fixturenames:
+        choices = [False, True] if metafunc.definition.get_closest_marker("manager") else [False]
+        ids = [pytest.HIDDEN_PARAM, "Manager"][: len(choices)]
+        metafunc.parametrize("manager", choices, ids=ids, indirect=True, scope="session")
+
 
 @pytest.fixture(scope="session", params=ROWS, ids=lambda frontend: frontend.name)
 def frontend(request: pytest.FixtureRequest) -> Frontend:
     row: Frontend = request.param
     places = Places.here()
-    for needed in (places.host_tree(row.host.version), row.files(places), models.folder(places)):
+    tree, manager = places.host_tree(row.host.version), side_packages.manager_folder(row.host, places)
+    for needed in (tree, row.files(places), models.folder(places), manager):
         if not needed.is_dir():
             pytest.fail(f"{needed} is not there; `python dev.py test --only browser` makes it")
     return row
@@ -56,7 +76,13 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def server(frontend: Frontend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def manager(request: pytest.FixtureRequest) -> bool:
+    """Whether ComfyUI's Manager is enabled."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="session")
+def server(frontend: Frontend, manager: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """ComfyUI on three simulated GPUs. The environment sets one of our settings."""
     try:
         simdev.build("cuda")
@@ -71,9 +97,34 @@ def server(frontend: Frontend, tmp_path_factory: pytest.TempPathFactory) -> Iter
         environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "MULTIGPU_LOG": "info"},
         flags=simdev.HOST_FLAGS,
     )
-    with Server(spec) as running:
+    installed = installed_packages()
+    with Server(enable_manager(spec, frontend) if manager else spec) as running:
         yield running
         assert Driver(running).our_tracebacks() == []
+    assert installed_packages() == installed, "the Manager has changed the environment of the tests"
+
+
+def enable_manager(spec: ServerSpec, frontend: Frontend) -> ServerSpec:
+    """The same server with ComfyUI's Manager, which can neither install packages nor use a network.
+
+    The frontend is in the path of Python as well: the Manager installs it if it does not see it among the packages.
+    """
+    places = Places.here()
+    (settings := spec.base / "user" / "__manager" / "config.ini").parent.mkdir(parents=True)
+    settings.write_text(MANAGER_SETTINGS)
+    packages = [side_packages.manager_folder(frontend.host, places), frontend.files(places).parents[1]]
+    added = {
+        "PYTHONPATH": os.pathsep.join(map(str, packages)),
+        "COMFYUI_PATH": str(spec.tree),
+        "GIT_PYTHON_REFRESH": "quiet",  # there may be no git
+        **NOTHING_INSTALLED,
+    }
+    return replace(spec, flags=(*spec.flags, "--enable-manager"), environment={**spec.environment, **added})
+
+
+def installed_packages() -> set[str]:
+    """The packages of the Python that runs the tests and ComfyUI, with their versions."""
+    return {folder.name for folder in Path(sysconfig.get_path("purelib")).glob("*.dist-info")}
 
 
 @pytest.fixture(scope="session", params=DESIGNS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +17,8 @@ from tests.host.driver import Driver
 MODEL, CLIP = "Flux", "SD3ClipModel_"
 TAB = ".side-tool-bar-container [aria-label^='MultiGPU']"
 """The tab's button."""
+ENTRIES = {"Unload Models": False, "Unload Models and Execution Cache": True}
+"""The entries of the frontend's menu that unload models, and whether cached outputs are to be dropped, too."""
 SEEDS = itertools.count(1)
 """With another seed, the sampler runs again."""
 SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".multigpu-device")].map(device => [
@@ -122,31 +125,41 @@ def test_the_keyboard_tells_each_block(page: Any, panel: Any, driver: Driver) ->
     assert not tip.is_visible()
 
 
-def test_pinned_models_survive_both_of_the_frontends_entries_and_eject_removes_them(
-    page: Any, panel: Any, driver: Driver
+@pytest.mark.manager
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_frontends_own_entries_eject_all_but_the_pinned_models(
+    page: Any, panel: Any, driver: Driver, entry: str
 ) -> None:
     told = models(driver)
     rows = {name: panel.locator(f".multigpu-model[data-model='{told[name]['id']}']") for name in (MODEL, CLIP)}
     panel.get_by_role("button", name=f"Pin {CLIP}", exact=True).click()
     panel.locator(f"[data-model='{told[CLIP]['id']}'][data-standing='keep']").wait_for()
-    for entry, free_memory in (("Unload Models", False), ("Unload Models and Execution Cache", True)):
-        before = len(frees(driver))
+    before = frees(driver)
+    with page.expect_response(lambda answer: urlsplit(answer.url).path == "/api/free", timeout=30_000) as asked:
         choose(page, entry)
-        page.wait_for_function(
-            "async n => (await (await fetch('/multigpu/history')).json()).frees.length > n", arg=before, timeout=30_000
-        )
-        free = frees(driver)[0]
-        assert (free["unload_models"], free["free_memory"]) == (True, free_memory), "it reached POST /free and our flow"
-        assert [kept["name"] for kept in free["retained"]] == [CLIP]
+    assert (asked.value.request.method, asked.value.status) == ("POST", 200)
+    driver.wait_idle()
+    free = frees(driver)[0]
+    assert free not in before
+    assert (free["unload_models"], free["free_memory"]) == (True, ENTRIES[entry]), "it reached POST /free and our flow"
+    assert MODEL in {gone["name"] for gone in free["ejected"]}
+    assert [kept["name"] for kept in free["retained"]] == [CLIP]
     rows[MODEL].wait_for(state="detached", timeout=30_000)
     assert MODEL not in models(driver) and models(driver)[CLIP]["standing"] == "keep"
     assert rows[CLIP].is_visible()
     panel.locator(".multigpu-free-flow", has_text=CLIP).first.wait_for(timeout=30_000)
+
+
+def test_eject_removes_a_pinned_model(page: Any, panel: Any, driver: Driver) -> None:
+    clip = models(driver)[CLIP]["id"]
+    row = panel.locator(f".multigpu-model[data-model='{clip}']")
+    panel.get_by_role("button", name=f"Pin {CLIP}", exact=True).click()
+    panel.locator(f"[data-model='{clip}'][data-standing='keep']").wait_for()
     panel.get_by_role("button", name=f"Eject {CLIP}", exact=True).click()
-    rows[CLIP].wait_for(state="detached", timeout=30_000)
+    row.wait_for(state="detached", timeout=30_000)
     driver.wait_idle()
     assert CLIP not in models(driver)
-    assert told[CLIP]["id"] not in {model for there in page.evaluate(SHOWN).values() for model in there}
+    assert clip not in {model for there in page.evaluate(SHOWN).values() for model in there}
 
 
 def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
