@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from devtools import environment
-from devtools.hosts import FRONTENDS, HOSTS
+from devtools.hosts import FRONTENDS, HOSTS, Host
 from devtools.places import Places
 from tests.dev.sandbox import MOUNT, Sandbox, assert_one_sentence, needs_mount
 
@@ -155,6 +155,13 @@ def test_the_newest_frontend_is_pinned_by_hash_and_is_the_newest() -> None:
 def test_ray_is_pinned_by_hash_without_what_the_environment_has() -> None:
     pins = _pins("ray.txt")
     assert "ray" in pins and all(hashes for _, hashes in pins.values())
+    assert not pins.keys() & _pins("packages.txt").keys()
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.version)
+def test_the_manager_is_pinned_by_hash_without_what_the_environment_has(host: Host) -> None:
+    pins = _pins(f"manager/{host.version}.txt")
+    assert "comfyui-manager" in pins and all(hashes for _, hashes in pins.values())
     assert not pins.keys() & _pins("packages.txt").keys()
 
 
