@@ -116,7 +116,8 @@ class Runtime:
         """Looks at memory. Only inside ComfyUI."""
         from .host.snapshots import Snapshots
 
-        return Snapshots(self.inventory, lambda: self.free_flow.held_patchers(), self.lock)
+        elsewhere = tuple if self.remote is None else self.remote.devices
+        return Snapshots(self.inventory, lambda: self.free_flow.held_patchers(), self.lock, elsewhere)
 
     @functools.cached_property
     def free_flow(self) -> FreeFlow | NoFreeFlow:

@@ -19,7 +19,7 @@ from devtools.hosts import NEWEST
 from devtools.places import Places
 from devtools.server import Server
 from scripts.examples import Box, graph
-from tests.browser.test_panel import TAB
+from tests.browser.conftest import TAB
 from tests.host.driver import Driver, spec_for
 from tests.sim import simdev
 

@@ -1,27 +1,36 @@
-// What the devices of this machine are, said where a device is chosen. The values of the widgets stay the devices' ids.
+// What the devices of this machine and of others are, said where a device is chosen. The values of the widgets stay the
+// devices' ids.
 
 import { ask } from "./server.js";
 import { bytes, say } from "./words.js";
 
-let known = null;
+const OLD = 5000; // milliseconds after which the devices are asked for again: other machines come and go
+const found = new Map(); // the devices by id
+let asked = null;
+let asking = null;
 
-// The devices by id, asked for once.
 async function devices() {
-    known ??= ask("snapshot").then(
-        ({ devices }) => new Map(devices.map((device) => [device.id, device])),
-        () => new Map(), // the panel says what is wrong with the route
+    if (asking && performance.now() - asked < OLD) return asking;
+    asked = performance.now();
+    asking = ask("snapshot").then(
+        ({ devices, elsewhere }) => [...devices, ...elsewhere].forEach((device) => found.set(device.id, device)),
+        () => {}, // the panel says what is wrong with the route
     );
-    return known;
+    return asking;
 }
 
 export function deviceLabel(device) {
-    const what = [device.name, device.total ? bytes(device.total) : null].filter(Boolean).join(", ");
+    const state = device.state ? say(`machine_${device.state}`) : null;
+    const what = [device.name, device.total ? bytes(device.total) : null, state].filter(Boolean).join(", ");
     return what ? `${device.id} (${what})` : device.id;
 }
 
 // The list of a combo says what each device is. On the node only the id is shown: for more there is no room.
-function describe(widget, found) {
-    widget.options.getOptionLabel = (id) => (found.has(id) ? deviceLabel(found.get(id)) : String(id ?? ""));
+function describe(widget) {
+    widget.options.getOptionLabel = (id) => {
+        devices();
+        return found.has(id) ? deviceLabel(found.get(id)) : String(id ?? "");
+    };
     if ("_displayValue" in widget) Object.defineProperty(widget, "_displayValue", { get: () => String(widget.value) });
 }
 
@@ -29,11 +38,11 @@ function describe(widget, found) {
 export async function describeDevices(node) {
     const named = node.widgets?.filter((widget) => /device$|expert_mode_allocations$/.test(widget.name)) ?? [];
     if (!named.length) return;
-    const found = await devices();
+    await devices();
     if (!found.size) return;
     const lines = [...found.values()].map(deviceLabel).join("\n");
     for (const widget of named) {
-        if (widget.options?.values) describe(widget, found);
+        if (widget.options?.values) describe(widget);
         const tip = widget.tooltip ?? widget.options?.tooltip;
         widget.tooltip = [tip, say("devices_here", { lines })].filter(Boolean).join("\n\n");
     }

@@ -16,7 +16,8 @@ export class MemoryMap {
     }
 
     update(snapshot) {
-        this.bars.update(snapshot.devices.map((device) => [device.id, { device, models: snapshot.models }]));
+        const devices = [...snapshot.devices, ...snapshot.elsewhere];
+        this.bars.update(devices.map((device) => [device.id, { device, models: snapshot.models }]));
     }
 }
 
@@ -38,8 +39,9 @@ class DeviceBar {
         this.element.setAttribute("aria-label", `${device.id} ${device.name ?? ""}`);
         paint(this.swatch, device.id);
         this.title.textContent = device.id;
-        this.name.textContent = device.name ?? "";
-        this.name.title = device.name ?? "";
+        this.name.textContent = device.state ? say(`machine_${device.state}`) : (device.name ?? "");
+        this.name.title = this.name.textContent;
+        this.element.classList.toggle("multigpu-lost", device.state === "lost");
         this.use.textContent = use(device);
         const here = models.map((model) => segment(model, device.id)).filter((part) => part.count > 0);
         const parts = rest(device);

@@ -30,16 +30,19 @@ from .model_files import files_of, name_of
 
 Held = Callable[[], Sequence[Any]]
 """The patchers that are held for later prompts."""
+Elsewhere = Callable[[], Sequence[DeviceMemory]]
+"""The devices of other machines, as last told; nobody is asked for it."""
 
 
 class Snapshots:
     """Takes snapshots, and finds the models in them by their ids."""
 
-    def __init__(self, inventory: Inventory, held: Held, lock: threading.RLock) -> None:
+    def __init__(self, inventory: Inventory, held: Held, lock: threading.RLock, elsewhere: Elsewhere = tuple) -> None:
         """Whoever has patchers in hands, here or from `find`, holds the `lock`; see `FreeFlow`."""
         self.lock = lock
         self._inventory = inventory
         self._held = held
+        self._elsewhere = elsewhere
         self._numbers = itertools.count(1)
         self._ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._files: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
@@ -64,6 +67,7 @@ class Snapshots:
             links=tuple(
                 LinkSpeed(str(home), str(compute), speed) for (home, compute), speed in self._inventory.links().items()
             ),
+            elsewhere=with_ours(tuple(self._elsewhere()), models),
         )
 
     def model(self, patcher: Any) -> ModelMemory:

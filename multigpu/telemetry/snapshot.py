@@ -21,7 +21,7 @@ class DeviceMemory:
     """Bytes of one device. `cached` is what its allocator holds without using it. `total` is 0 where it is unknown.
 
     `ours` are those of the models in the same snapshot, with ring buffers and retained blocks. `name` is what
-    its driver calls it.
+    its driver calls it. `state` is that of the other machine whose device it is.
     """
 
     device: str
@@ -30,6 +30,7 @@ class DeviceMemory:
     cached: int = 0
     name: str = ""
     ours: int = 0
+    state: str = ""
 
     @property
     def used(self) -> int:
@@ -50,6 +51,7 @@ class DeviceMemory:
             "ours": self.ours,
             "others": max(0, self.used - self.ours) if known else None,
             "cached": self.cached,
+            **({"state": self.state} if self.state else {}),
         }
 
 
@@ -140,6 +142,7 @@ class Snapshot:
     """Memory at one moment. `identifier` says what for, `tag` which moment; `time` is seconds since 1970.
 
     The last device is the CPU, with the machine's RAM. `held` is how many models are held for later prompts.
+    `elsewhere` are the devices of other machines, as these have last told.
     """
 
     identifier: str
@@ -150,6 +153,7 @@ class Snapshot:
     models: tuple[ModelMemory, ...] = ()
     held: int = 0
     links: tuple[LinkSpeed, ...] = ()
+    elsewhere: tuple[DeviceMemory, ...] = ()
 
     @property
     def ram(self) -> DeviceMemory:
@@ -180,6 +184,7 @@ class Snapshot:
             "devices": [device.to_json() for device in self.devices],
             "models": [model.to_json(blocks=blocks) for model in self.models],
             "links": [link.to_json() for link in self.links],
+            "elsewhere": [device.to_json() for device in self.elsewhere],
         }
 
     def json(self) -> str:
@@ -191,15 +196,11 @@ class Snapshot:
         """Whether someone who sees the other one should see this one: `NOISE` and the time make no difference."""
         if (self.models, self.links, self.held) != (other.models, other.links, other.held):
             return True
-        if [replace(its, free=0, cached=0) for its in self.devices] != [
-            replace(its, free=0, cached=0) for its in other.devices
-        ]:
+        devices, before = (*self.devices, *self.elsewhere), (*other.devices, *other.elsewhere)
+        if [replace(its, free=0, cached=0) for its in devices] != [replace(its, free=0, cached=0) for its in before]:
             return True
-        before = (other.process_bytes, *_figures(other.devices))
-        return any(
-            abs(now - then) > NOISE
-            for now, then in zip((self.process_bytes, *_figures(self.devices)), before, strict=True)
-        )
+        figures, earlier = (self.process_bytes, *_figures(devices)), (other.process_bytes, *_figures(before))
+        return any(abs(now - then) > NOISE for now, then in zip(figures, earlier, strict=True))
 
 
 def _figures(devices: tuple[DeviceMemory, ...]) -> list[int]:

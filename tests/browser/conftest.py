@@ -30,6 +30,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BY_NAME = {frontend.name: frontend for frontend in FRONTENDS}
 ROWS = [BY_NAME[name] for name in filter(None, [os.environ.get("MULTIGPU_TEST_FRONTEND")])] or FRONTENDS
 
+TAB = ".side-tool-bar-container [aria-label^='MultiGPU']"
+"""The button of the panel's tab."""
 DESIGNS = {"classic": False, "Nodes 2.0": True}
 """The user chooses whether nodes are elements of the page (Nodes 2.0) instead of drawings on a canvas."""
 CHOOSE = "elements => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', elements)"

@@ -11,12 +11,11 @@ import pytest
 
 from devtools.server import Server
 from scripts.examples import Box, graph
+from tests.browser.conftest import TAB
 from tests.browser.test_saved_workflows import LOAD
 from tests.host.driver import Driver
 
 MODEL, CLIP = "Flux", "SD3ClipModel_"
-TAB = ".side-tool-bar-container [aria-label^='MultiGPU']"
-"""The tab's button."""
 ENTRIES = {"Unload Models": False, "Unload Models and Execution Cache": True}
 """The entries of the frontend's menu that unload models, and whether cached outputs are to be dropped, too."""
 SEEDS = itertools.count(1)

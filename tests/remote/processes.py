@@ -34,7 +34,7 @@ class Descendants:
         return sorted(set(self._there()) - self._before)
 
     def _there(self) -> list[str]:
-        """Processes that this test run has started, whoever is their parent now, and our temporary folders.
+        """Processes of this test run that have to do with Ray, whoever is their parent now, and our temporary folders.
 
         Other test runs may be on the same machine; each has a temporary folder of its own, which is in the environment
         of its processes. The ports that processes listen on go with them.
@@ -43,8 +43,8 @@ class Descendants:
         found = [str(path) for path in Path(own).glob("multigpu-*")]
         for process in psutil.process_iter(["pid", "cmdline", "status", "environ"]):
             words = " ".join(process.info["cmdline"] or [])
-            folder = (process.info["environ"] or {}).get("TMPDIR")
-            if folder == own or (folder is None and words.startswith("ray::")):
+            ours = "multigpu.remote" in words or "ray::" in words or "/ray/core/" in words or "/ray/_private/" in words
+            if ours and (process.info["environ"] or {}).get("TMPDIR", own) == own:
                 found += [f"{process.info['pid']} {words[:80]}"] * (process.info["status"] != psutil.STATUS_ZOMBIE)
         return found
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,11 +19,13 @@ from devtools.client import Workflow
 from devtools.hosts import NEWEST
 from devtools.places import Places
 from devtools.server import Server
+from tests.browser.conftest import TAB, browser
 from tests.host.driver import Driver
 from tests.host.workflows import flux, node, sd15
-from tests.remote.comfyui import arguments, driver_spec, remote
+from tests.remote.comfyui import NODE_B, arguments, driver_spec, remote
 from tests.remote.processes import Descendants, until
 
+__all__ = ["browser"]  # a fixture
 Process = subprocess.Popen[bytes]
 
 
@@ -85,6 +88,45 @@ def test_three_machines_draw_the_seeds_of_a_fan_out_and_either_has_a_half_of_the
         drawn, *halved = (comfy.draw(workflow) for workflow in (fanned, halves("node-b"), halves("node-c")))
     assert drawn == tuple(picture for seed in range(7, 12) for picture in comfy.draw(flux(seed)))
     assert halved[0] == halved[1]
+
+
+def test_a_model_on_another_machine_is_seen_pinned_and_ejected_here(comfy: Driver) -> None:
+    """By the panel's routes: where its bytes are, keep through a free, and eject."""
+    comfy.draw(remote(1))
+
+    def snapshot() -> Any:
+        return comfy.client.get("/multigpu/snapshot")
+
+    def bytes_there(name: str) -> int:
+        models = {model["name"]: model for model in snapshot()["models"]}
+        return sum(models.get(name, {"homes": {}})["homes"].values())
+
+    def node_b() -> Any:
+        return next((its for its in snapshot()["elsewhere"] if its["id"] == NODE_B), None)
+
+    assert until(node_b)
+    there = node_b()
+    assert there["state"] == "ready"
+    assert there["total"] == psutil.virtual_memory().total and there["ours"] > 0
+    ids = {model["name"]: model["id"] for model in snapshot()["models"] if NODE_B in model["homes"]}
+    model = next(name for name in ids if "Flux" in name)
+    comfy.client.post("/multigpu/pin", {"model": ids[model]})
+    comfy.free(unload_models=True)
+    assert bytes_there(model) > 0
+    comfy.client.post("/multigpu/eject", {"model": ids[model]})
+    comfy.wait_idle()
+    assert until(lambda: model not in {each["name"] for each in snapshot()["models"]})
+
+
+def test_the_panel_shows_the_devices_of_other_machines(comfy: Driver, browser: Any) -> None:
+    comfy.draw(remote(2))
+    page = browser.new_page()
+    page.goto(comfy.client.address, wait_until="domcontentloaded", timeout=120_000)
+    page.locator(TAB).click(timeout=120_000)
+    bar = page.locator(f".multigpu-device[data-device='{NODE_B}']")
+    bar.get_by_text("ready", exact=True).wait_for(timeout=60_000)
+    bar.locator(".multigpu-segment").first.wait_for(timeout=60_000)
+    page.close()
 
 
 def test_no_port_of_the_worker_answers_http_requests(worker: tuple[str, Process]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from multigpu.lifecycle.policy import UNLOADED, Standing
 from multigpu.plan.types import Reason
+from multigpu.remote.cluster import LOST, READY, STARTING
 from multigpu.settings import OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ FAMILIES = {
     "reason": [*(reason.value for reason in Reason), "ring"],
     "standing": [standing.value for standing in Standing],
     "memory": ["cached", "others", "free"],
+    "machine": [READY, STARTING, LOST],
     "freed": [
         re.sub(r"\W+", "_", reason)
         for reason in (

@@ -6,7 +6,8 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,9 @@ log = logging.getLogger("multigpu")
 
 LATER_SECONDS = 30.0
 """How long a call may take for which nobody waits."""
+MEMORY_SECONDS = 0.5
+"""How long somebody who looks at memory waits for another machine, once: until it has answered, what it told before is
+shown."""
 OWN_THREADS = "multigpu-"
 """How the names of threads begin that do not look for interruptions: the one that runs the prompt does."""
 WORTH_KEEPING = 4096
@@ -59,6 +63,10 @@ class Line:
             self._lost(self.link.node)
             raise RemoteDeviceLost(lost.node, lost.method, lost.problem, component=component) from None
 
+    def soon(self, method: str, component: str, **given: Any) -> Future[Any]:
+        """The answer to a call that is made in the background."""
+        return self._later.submit(self.call, method, component, **given)
+
     def later(self, method: str, **given: Any) -> None:
         """A call whose answer nobody waits for. Takes no time, so that it can be made wherever garbage is collected."""
         with suppress(RuntimeError):  # Python is ending
@@ -86,6 +94,8 @@ class RemoteComponent:
         self._substitute: Any = None
         self._kept: OrderedDict[int, tuple[Any, torch.Tensor]] = OrderedDict()
         self._number = 0
+        self._asked: Future[Any] | None = None
+        self._memory: dict[str, Any] | None = None
         weakref.finalize(self, line.later, "drop", handle=self._handle).atexit = False
 
     def call(self, method: str, *, once: Any = None, **given: Any) -> Any:
@@ -112,12 +122,17 @@ class RemoteComponent:
                 log.warning("[MultiGPU] %s was not unloaded: %s", self.name, problem)
 
     def memory(self) -> dict[str, Any] | None:
-        """What the model takes there; None if it cannot be asked."""
+        """What the model takes there; None if that is not known. A machine that does not answer is waited for once."""
+        wait = MEMORY_SECONDS if self._asked is None else 0.0
+        asked = self._asked = self._asked or self._line.soon("memory", self.name, handle=self._handle)
         try:
-            told: dict[str, Any] | None = self._line.call("memory", self.name, handle=self._handle)["model"]
+            self._memory = asked.result(wait)["model"]
+        except NotYet:
+            return self._memory
         except MultiGPUError:
-            return None
-        return told
+            self._memory = None
+        self._asked = None
+        return self._memory
 
     def _there(self, method: str, once: Any, given: dict[str, Any]) -> Any:
         if once is None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from comfy import model_management
 
 from ...errors import ClusterUnavailable, HostError, InputError, MultiGPUError, RemoteDeviceLost
-from ...remote.cluster import Cluster
+from ...remote.cluster import LOST, Cluster, Node
 from ...remote.facts import Facts, FileFact, check
 from ...remote.names import RemoteDevice, is_remote
+from ...telemetry.snapshot import DeviceMemory
 from ..lifecycle.prompts import PromptWatch
 from .calls import OWN_THREADS, Line, RemoteComponent
 from .describe import DESCRIBED
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("multigpu")
 
 COMPUTE = "compute_device"
-LABELS_SECONDS = 5.0
-"""The nodes of the cluster are asked for this often, while somebody looks at the nodes' widgets."""
+LOOK_SECONDS = 5.0
+"""The nodes of the cluster are asked for this often, while somebody looks at the nodes' widgets or at the panel."""
 REFUSED = {
     "control_net": "its residuals are larger than the latents (25 MB per block for Flux), and would be sent at every "
     "step; place the model and its ControlNet on the same machine",
@@ -65,27 +66,39 @@ class Remote:
         self._losses: dict[str, int] = {}
         self._files: dict[str, tuple[str, FileFact]] = {}
         """By name: what the first node said that has the file."""
-        self._labels: list[str] = []
+        self._nodes: dict[str, Node] = {}
+        """By name, as last seen. A lost one keeps its devices."""
         self._looked = 0.0
         self._looking = threading.Lock()
 
     # -- for the nodes ----------------------------------------------------------------------------------------
 
     def labels(self) -> list[str]:
-        """The devices of other machines, as last seen. Looks again in the background; a list that is old does no harm,
-        because nodes accept every name."""
-        if time.monotonic() - self._looked > LABELS_SECONDS and self._looking.acquire(blocking=False):
+        """The names of `devices`. A list that is old does no harm, because nodes accept every name."""
+        return [device.device for device in self.devices()]
+
+    def devices(self) -> list[DeviceMemory]:
+        """The devices of other machines, as last seen. Waits for nobody: looks again in the background."""
+        if time.monotonic() - self._looked > LOOK_SECONDS and self._looking.acquire(blocking=False):
             threading.Thread(target=self._look, name="multigpu-nodes", daemon=True).start()
-        return self._labels
+        return [
+            DeviceMemory(f"ray://{node.name}/{its.name}", its.free or 0, its.total or 0, state=node.state)
+            for node in self._nodes.values()
+            for its in node.devices
+        ]
 
     def _look(self) -> None:
+        known = self._nodes
         try:
-            found = self._cluster.nodes()
-            self._labels = [f"ray://{node.name}/{device.name}" for node in found for device in node.devices]
+            found = {node.name: node for node in self._cluster.nodes()}
+            self._nodes = {
+                name: node if node.devices or name not in known else replace(node, devices=known[name].devices)
+                for name, node in found.items()
+            }
         except MultiGPUError as problem:
-            if self._labels or not self._looked:
+            if not self._looked or any(node.state != LOST for node in known.values()):
                 log.warning("[MultiGPU] %s", problem)
-            self._labels = []
+            self._nodes = {name: replace(node, state=LOST) for name, node in known.items()}
         finally:
             self._looked = time.monotonic()
             self._looking.release()

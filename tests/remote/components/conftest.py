@@ -7,14 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from devtools import models
 from devtools.hosts import NEWEST, find
 from devtools.places import Places
+from multigpu.remote.cluster import LOST, READY, Node, NodeDevice
+from multigpu.units import GIB
 from tests.remote.comfyui import arguments
 from tests.remote.components.pipe import PipeLink, PipeWorker, loaded
 from tests.remote.components.studio import Studio
@@ -27,10 +27,12 @@ class PipeCluster:
 
     def __init__(self) -> None:
         self.links: dict[str, PipeLink] = {}
+        self.lost: list[str] = []
 
-    def nodes(self) -> list[Any]:
-        device = SimpleNamespace(name="cpu")
-        return [SimpleNamespace(name=name, devices=[device]) for name in self.links]
+    def nodes(self) -> list[Node]:
+        devices = (NodeDevice("cpu", 8 * GIB, 5 * GIB),)
+        lost = [Node(name, LOST) for name in self.lost]
+        return lost + [Node(name, READY, devices) for name in self.links if name not in self.lost]
 
     def link(self, node: str) -> PipeLink:
         return self.links[node]

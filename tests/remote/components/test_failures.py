@@ -15,6 +15,7 @@ from devtools import models
 from devtools.places import Places
 from multigpu.remote.codec import pack
 from multigpu.remote.link import Message
+from multigpu.units import GIB
 from tests.host.workflows import flux, node, placed
 from tests.remote.comfyui import NODE_B, arguments
 from tests.remote.components.conftest import HOST
@@ -123,6 +124,52 @@ def test_the_memory_report_names_the_other_machine(studio: Studio) -> None:
     workflow["report"] = node("MultiGPUMemoryReport", value=["decode", 0])
     report = studio.run(workflow, ["report", 1])
     assert re.search(r"computes on ray://node-b/cpu: .* on ray://node-b/cpu", report), report
+
+
+class Silent(PipeLink):
+    """A link whose machine does not tell its memory until it may."""
+
+    def __init__(self, link: PipeLink) -> None:
+        super().__init__(link.node, link.worker, link.check)
+        self.may = threading.Event()
+
+    def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
+        if method == "memory":
+            self.may.wait()
+        return super().call(method, message, timeout=timeout)
+
+
+def test_a_snapshot_does_not_wait_for_a_machine_that_is_silent(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    studio.forget()
+    studio.draw(placed(flux(seed=41), "model", compute_device=NODE_B))
+    snapshots, line = studio.remote._runtime.snapshots, studio.remote.line("node-b")
+    homes = [its.resting for its in snapshots.take().models if its.device == NODE_B]
+    assert homes and sum(homes[0].values()) > 0
+    silent = Silent(line.link)
+    with monkeypatch.context() as patch:
+        patch.setattr(line, "link", silent)
+        assert [its.resting for its in snapshots.take().models if its.device == NODE_B] == homes, "as last told"
+        assert [its.resting for its in snapshots.take().models if its.device == NODE_B] == homes
+        silent.may.set()
+
+
+def test_devices_of_other_machines_are_told_with_memory_and_state(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen() -> list[tuple[str, Any, str]]:
+        monkeypatch.setattr(studio.remote, "_looked", 0.0)  # long ago
+        studio.remote.labels()
+        with studio.remote._looking:  # it has looked
+            told = studio.remote._runtime.snapshots.take().to_json()["elsewhere"]
+        return [(its["id"], its["total"], its["state"]) for its in told]
+
+    known = studio.cluster.links.pop("node-c", None)
+    assert seen() == [(NODE_B, 8 * GIB, "ready")]
+    monkeypatch.setattr(studio.cluster, "lost", ["node-b"])
+    assert seen() == [(NODE_B, 8 * GIB, "lost")]
+    assert studio.remote.labels() == [NODE_B]
+    if known is not None:
+        studio.cluster.links["node-c"] = known
 
 
 def test_a_call_with_an_old_handle_tells_that_the_machine_was_started_again(studio: Studio) -> None:

@@ -41,7 +41,8 @@ def snapshot(identifier: str = "free 3", tag: str = "post-unload") -> Snapshot:
         replace(FLUX, id="m8", name="VAE", resting={"cpu": MiB}, plan=None, retained=0, ring=0, loaded=False),
     )
     links = (LinkSpeed("cpu", "cuda:0", 25e9),)
-    return Snapshot(identifier, tag, 1.5, 2 * GiB, with_ours(devices, models), models, 1, links)
+    elsewhere = (DeviceMemory("ray://b/cpu", 5 * GiB, 8 * GiB, state="lost"),)
+    return Snapshot(identifier, tag, 1.5, 2 * GiB, with_ours(devices, models), models, 1, links, elsewhere)
 
 
 def test_the_line_says_everything_a_person_looks_for() -> None:
@@ -89,6 +90,10 @@ def test_every_figure_is_in_the_json() -> None:
              "ring": 0, "streamed": 0, "used": 1.25, "step": {"seconds": 0.5, "measured": True}, "blocks": []},
         ],
         "links": [{"from": "cpu", "to": "cuda:0", "speed": 25e9}],
+        "elsewhere": [
+            {"id": "ray://b/cpu", "name": "", "total": 8 * GiB, "used": 3 * GiB, "ours": 0, "others": 3 * GiB,
+             "cached": 0, "state": "lost"},
+        ],
     }  # fmt: skip
 
 
@@ -113,6 +118,9 @@ def test_only_what_people_would_see_is_a_difference() -> None:
         replace(now, devices=(ram,)),
         replace(now, devices=(gpu, replace(ram, free=ram.free + NOISE + 1))),
         replace(now, process_bytes=now.process_bytes + NOISE + 1),
+        replace(now, elsewhere=(replace(now.elsewhere[0], state="ready"),)),
+        replace(now, elsewhere=(replace(now.elsewhere[0], free=0),)),
+        replace(now, elsewhere=()),
     ):
         assert other.differs(now) and now.differs(other)
 
