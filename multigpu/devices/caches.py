@@ -28,6 +28,13 @@ def cached_bytes(device: DeviceId) -> int:
     return max(0, reserved - used - split)
 
 
+def failed_allocations(device: DeviceId) -> int:
+    """How often the device had no memory for what was asked of its allocator. 0 where it does not tell."""
+    module = getattr(torch, device.type, None)
+    ask = getattr(module, "memory_stats_as_nested_dict", None) or getattr(module, "memory_stats", None)  # the faster
+    return 0 if ask is None else int(ask(device.index).get("num_ooms", 0))
+
+
 def clear_caches(devices: Iterable[DeviceId]) -> dict[DeviceId, int]:
     """Empty the allocator caches of the devices that have something in them; the bytes each gave back.
 

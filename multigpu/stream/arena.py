@@ -115,16 +115,14 @@ class Arena:
     def pinned_bytes(self) -> int:
         return sum(segment.data.numel() for segment in self.segments if segment.registered)
 
-    def pin(self, compute: torch.device, up_to: Segment | None = None) -> bool:
-        """Register segments (all, or those before one) with `compute`'s driver: copies are asynchronous and fast then.
+    def pin(self, compute: torch.device, only: Segment | None = None) -> bool:
+        """Register segments (all, or one) with `compute`'s driver: copies are asynchronous and fast then.
 
         False if this kind of device has no such call or the driver refuses; copies then work, slower.
         """
         if self.device.type != "cpu" or compute.type != "cuda" or self._refused:
             return False
-        for segment in self.segments:
-            if segment is up_to:
-                break
+        for segment in self.segments if only is None else (only,):
             count = segment.data.numel()
             if segment.registered or not count:
                 continue

@@ -16,6 +16,7 @@ from torch.utils.weak import TensorWeakRef
 from ..devices.torch_devices import FILE, device_of
 from .arena import Room
 from .file_lane import FileSource
+from .lanes import Event
 from .layout import Leaf, Rebuild, align, is_plain, lay_out, leaves_of
 from .pages import Page
 
@@ -79,6 +80,10 @@ class HomedBlock:
     room: Room
     tensors: Sequence[HomedTensor]
     pages: Mapping[str, Page] = field(default_factory=dict)
+    awaits: bool = False
+    """Whether its weights get patches when they are first used."""
+    written: Event = None
+    """Comes after the last bytes that were written into the room from a device."""
 
     @property
     def size(self) -> int:
@@ -147,6 +152,12 @@ class HomedBlock:
         for tensor, its in zip(self.tensors, held, strict=True):
             tensor.settle(self.room, its)
         return alone
+
+    def emptied(self, size: int) -> bool:
+        """Whether the room can be filled anew with so many bytes: its tensors are elsewhere, and nobody holds them."""
+        for tensor in self.tensors:
+            tensor.home = None
+        return self.room.size == size and self.room.reclaim()
 
     def vacate(self) -> None:
         """The block has left this room: a parameter of it that other code still holds keeps only its own memory.
@@ -229,6 +240,15 @@ def moved(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode(False), torch.no_grad():
         old.data = new
     return old
+
+
+def move_tensor(slots: dict[str, Any], name: str, device: torch.device) -> None:
+    """Move one tensor of a module, unless it is on `device` already."""
+    leaves, rebuild = leaves_of(slots[name])
+    if any(device_of(leaf) != device for leaf in leaves):
+        with torch.inference_mode(False), torch.no_grad():
+            there = [torch.zeros_like(leaf, device=device) if leaf.is_meta else leaf.to(device) for leaf in leaves]
+        slots[name] = moved(slots[name], rebuild(there))
 
 
 def _give_own_memory(parameter: torch.Tensor) -> None:

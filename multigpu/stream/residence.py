@@ -11,8 +11,8 @@ always be read, at its home.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,23 +20,23 @@ import torch
 
 from ..devices.torch_devices import FILE, device_of, torch_device
 from ..plan import Plan, Reason
-from .arena import Arena, Room, Segment
+from .arena import Arena, Segment
+from .arrivals import Arrivals
 from .file_homes import Pages, Rest, rest_in_file
-from .file_reader import FileReader
+from .file_reader import is_worth_it
 from .hoisting import Hoisting
-from .homes import HomedBlock, Laid, Read, as_parameter, fill, lay_out_block, moved, own_tensors, settle_in
-from .lanes import device_module
+from .homes import HomedBlock, as_parameter, fill, lay_out_block, move_tensor, own_tensors, settle_in
+from .lanes import Event, device_module
 from .layout import copy_to, is_plain, leaves_of
-from .pages import Page
 from .step_times import StepTimes
 from .streamer import Spare, Streamer
 
 Progress = Callable[[int], None]
-"""Called with the bytes of each block that has been moved."""
+"""Called with the bytes of each block that has come."""
 
 RAM = torch.device("cpu")
-AHEAD = 1 << 30
-"""So many bytes that go to RAM are being read at a time."""
+OUTGOING = 256 << 20
+"""So many bytes may be on their way from the compute device to their homes; memory there is free when they are over."""
 
 
 Modules = Mapping[str, torch.nn.Module]
@@ -44,7 +44,7 @@ Modules = Mapping[str, torch.nn.Module]
 
 
 class Residence:
-    """Keeps the blocks of one model where plans put them. Holds only modules that are streamed, never the model."""
+    """Keeps the blocks of one model where plans put them. Holds modules that are streamed or come, never the model."""
 
     def __init__(self) -> None:
         self.compute = RAM
@@ -53,9 +53,24 @@ class Residence:
         self.times = StepTimes()
         self.unhoistable: set[str] = set()
         """Blocks that a plan was to hoist, but that turned out to see more than one token, or others than expected."""
+        self.passing: Callable[[str, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = lambda block, given: {}
+        """Called with a block and its tensors on the compute device: returns those that have patches, with them.
+
+        For a block that rests in the file it is called before each use; for one that awaits patches once, and then it
+        also has to `rewrite` the block with them.
+        """
+        self.came: Callable[[str, int], None] = lambda block, count: None
+        """Called with a block from the model file, and its bytes, when it has come."""
+        self.settled: Callable[[], None] = lambda: None
+        """Called once, when all blocks have come, and have their patches."""
+        self._arrivals = Arrivals(RAM)
+        self._awaiting: set[str] = set()
+        self._first_uses: dict[str, tuple[torch.nn.Module, Any]] = {}
+        self._is_settled = True
         self._homed: dict[str, HomedBlock] = {}
         self._arenas: list[Arena] = []
         self._out: Any = None
+        self._outgoing: deque[tuple[int, Event]] = deque()
 
     def apply(
         self,
@@ -66,10 +81,11 @@ class Residence:
         rest: Rest = lambda block, name: False,
         spare: Spare | None = None,
     ) -> None:
-        """Bring every block to its home and start to stream those that rest away from the compute device.
+        """Bring every block to its home and stream those that rest away from the compute device.
 
-        Weights that `page` knows are read from their file. `rest` lets those rest there whose home is the file.
-        Streamed blocks are retained as far as `spare` says.
+        Blocks with weights that `page` knows are read from their file in the background, and are there when they are
+        used; see `outstanding`. `rest` lets those rest there whose home is the file. Streamed blocks are retained as
+        far as `spare` says.
         """
         moves_away = torch_device(plan.compute) != self.compute
         self._stop_streaming(unpin=moves_away)
@@ -82,34 +98,173 @@ class Residence:
         )
         for block in self._homed:
             del left[block]
-        moving = {block: modules[block] for block in away if block not in self._homed}
-        resident = [placement for placement in plan.placements if placement.block not in away]
-        filed = {block: moving.pop(block) for block in [*moving] if away[block] == FILE}
-        with FileReader(self.compute) as reader, ThreadPoolExecutor(1, "multigpu-pin") as pinning:
-            for homed in rest_in_file(filed, page, rest, lambda sizes: self._arena(RAM, sizes)):
-                self._homed[homed.name] = homed
-                _vacate(left, homed.name)
-                progress(homed.size)
-            for block, size in self._fill(moving, away, reader, page, pinning):
-                _vacate(left, block)
-                progress(size)
-            reader.expect(_pages(modules, (placement.block for placement in resident), page))
-            self._drop_unused()
+        moving = [placement.block for placement in plan.placements if placement.block not in self._homed]
+        coming = {
+            block
+            for block in moving
+            if away.get(block) != FILE and self.compute.type == "cuda" and _is_read(block, modules[block], page)
+        }
+        for block in coming:
+            _vacate(left, block)
+        filed = {block: modules[block] for block in moving if away.get(block) == FILE}
+        for homed in rest_in_file(filed, page, rest, lambda sizes: self._arena(RAM, sizes)):
+            self._homed[homed.name] = homed
+            _vacate(left, homed.name)
+            progress(homed.size)
+        rest_of_them = [block for block in moving if block not in coming and block not in filed]
+        for block, size in self._fill({block: modules[block] for block in rest_of_them if block in away}, away):
+            _vacate(left, block)
+            progress(size)
+        self._drop_unused()
+        with ThreadPoolExecutor(1, "multigpu-pin") as pinning:
             pinned = pinning.submit(self._pin)
-            for placement in resident:
-                _bring(placement.block, modules[placement.block], self.compute, reader, page)
-                _vacate(left, placement.block)
-                progress(placement.bytes)
+            for block in rest_of_them:
+                if block not in away:
+                    move(modules[block], self.compute)
+                    _vacate(left, block)
+                    progress(plan[block].bytes)
             pinned.result()
         self._settle()
+        self._arrivals, self._is_settled = Arrivals(self.compute), False
+        self._send([block for block in moving if block in coming], modules, away, page)
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
         if blocks:
-            self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, spare)
-            hoisted = [number for number, p in enumerate(plan.streamed) if p.reason is Reason.HOISTED]
-            if hoisted:
-                self.streamer.hoisting = Hoisting(blocks, hoisted, self.unhoistable, self._aside)
-            self.streamer.attach()
+            self._stream(blocks, plan, spare)
         self.plan = plan
+
+    def _stream(self, blocks: Sequence[HomedBlock], plan: Plan, spare: Spare | None) -> None:
+        self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, spare, self)
+        hoisted = [number for number, p in enumerate(plan.streamed) if p.reason is Reason.HOISTED]
+        if hoisted:
+            self.streamer.hoisting = Hoisting(blocks, hoisted, self.unhoistable, self._aside)
+        self.streamer.attach()
+
+    # -- blocks that come, and patches that are due, with their first use ---------------------------------------------
+
+    def renew(self, blocks: Collection[str], modules: Modules, page: Pages) -> None:
+        """Bring blocks to their homes again that rest in the pages of their file now. Only after `changing`."""
+        assert self.plan is not None
+        away = {p.block: torch_device(p.home) for p in self.plan.streamed}
+        self._is_settled = False
+        self._send([p.block for p in self.plan.placements if p.block in blocks], modules, away, page)
+
+    def await_patches(self, blocks: Collection[str], modules: Modules) -> None:
+        """These blocks get patches when they are first used, and no others."""
+        for block in self._awaiting - {*blocks}:
+            self.has_patches(block)
+        self._is_settled &= not blocks
+        for block in blocks:
+            self._awaiting.add(block)
+            if block in self._homed:
+                self._homed[block].awaits = True
+            else:
+                self._watch(block, modules[block])
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether blocks are still to come, or to get their patches."""
+        return bool(len(self._arrivals) or self._awaiting)
+
+    def is_there(self, block: str) -> bool:
+        """Whether a block away from the compute device can be copied from its home now."""
+        return self._arrivals.is_there(block)
+
+    def is_coming(self, block: str) -> bool:
+        return block in self._arrivals
+
+    def bring(self, block: str) -> None:
+        """Wait for a block that is coming. Raises HostError if its file cannot be read, or has changed."""
+        self.came(block, self._arrivals.bring(block))
+
+    def has_patches(self, block: str) -> None:
+        """A block has got the patches that it has awaited."""
+        self._awaiting.discard(block)
+        if block in self._homed:
+            self._homed[block].awaits = False
+
+    def look(self) -> None:
+        """Between uses of blocks: if everything has come, say so."""
+        if not self._is_settled and not self.outstanding:
+            self._arrivals.close()
+            self._land()
+            self._drop_unused()
+            self._pin()
+            self.settled()
+            self._is_settled = True
+
+    def finish(self) -> None:
+        """Let everything come now that is still to come, and all patches be computed."""
+        for block in self._arrivals:
+            self.bring(block)
+        if self._awaiting:
+            self.changing()
+            for block in [*self._awaiting]:
+                homed = self._homed.get(block)
+                module = self._first_uses[block][0] if homed is None else homed.module
+                tensors = {name: tensor for _, name, tensor in own_tensors(module)}
+                if homed is not None:
+                    tensors = {name: copy_to(tensor, self.compute) for name, tensor in tensors.items()}
+                self.passing(block, tensors)
+                self.has_patches(block)
+            self.changed()
+        self._forget_first_uses()
+        self.look()
+
+    def _send(self, blocks: Sequence[str], modules: Modules, away: Mapping[str, torch.device], page: Pages) -> None:
+        """Have blocks read from their file, in this order. Rooms that they have left are used again."""
+        layouts = {block: lay_out_block(modules[block]) for block in blocks if block in away}
+        new = [
+            block
+            for block, (_, size) in layouts.items()
+            if (homed := self._homed.get(block)) is None or not homed.emptied(size)
+        ]
+        arenas = {
+            device: self._arena(device, [layouts[block][1] for block in new if away[block] == device])
+            for device in dict.fromkeys(away[block] for block in new)
+        }
+        fresh = {*new}
+        for block in blocks:
+            if block not in away:
+                self._arrivals.send(block, modules[block], page)
+                self._watch(block, modules[block])
+                continue
+            laid, size = layouts.pop(block)
+            if block in fresh:
+                room = arenas[away[block]].room(size)
+                homed = self._homed.setdefault(block, HomedBlock(block, modules[block], room, ()))
+                homed.room = room
+            self._homed[block].tensors = [its for _, its in laid]
+            self._arrivals.send_home(self._homed[block], laid, page)
+        self._arrivals.pin(self._arenas)
+
+    def _watch(self, block: str, module: torch.nn.Module) -> None:
+        """Have a block on the compute device come, and get its patches, when it is first used."""
+        if block not in self._first_uses:
+            hook = module.register_forward_pre_hook(
+                lambda its, given: self._first_use(block) if its is module else None,  # not for a copy of the module
+                prepend=True,
+            )
+            self._first_uses[block] = module, hook
+
+    def _first_use(self, block: str) -> None:
+        module, hook = self._first_uses[block]
+        if block in self._arrivals:
+            self.bring(block)
+        if block in self._awaiting:
+            self.passing(block, {name: tensor for _, name, tensor in own_tensors(module)})
+            self.has_patches(block)
+        del self._first_uses[block]
+        hook.remove()
+
+    def _forget_first_uses(self) -> None:
+        for _, hook in self._first_uses.values():
+            hook.remove()
+        self._first_uses.clear()
+        self._awaiting.clear()
+        for homed in self._homed.values():
+            homed.awaits = False
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def time_steps(self, *, cold: bool) -> None:
         """Time the next steps, if blocks are streamed. `cold`: the first of them is not like the others."""
@@ -138,11 +293,15 @@ class Residence:
 
     def intact(self) -> bool:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
-        return self.plan is not None and all(block.is_home() for block in self._homed.values())
+        if self.plan is None or self._arrivals.failed:
+            return False
+        return all(block.is_home() or block.name in self._arrivals for block in self._homed.values())
 
     def misplaced(self, modules: Modules) -> str | None:
         """A block that is not at its home; None if all are. Looks at resident blocks, too."""
         for block in (placement.block for placement in (self.plan.placements if self.plan is not None else ())):
+            if block in self._arrivals:
+                continue
             homed = self._homed.get(block)
             if not (homed.is_home() if homed is not None else _is_on(modules[block], self.compute)):
                 return block
@@ -151,7 +310,7 @@ class Residence:
     def rewrite(
         self, block: str, module: torch.nn.Module, name: str, tensor: torch.Tensor, *, ours: bool = True
     ) -> None:
-        """Give one tensor of a block new contents. Only between `changing` and `changed`.
+        """Give one tensor of a block new contents. Only between `changing` and `changed`, or in `passing`.
 
         `tensor` itself may become the module's parameter, unless `ours` is false: then it is copied. The new contents
         are at the block's home, otherwise on the compute device, or in RAM if no plan is in force. If other code holds
@@ -184,19 +343,26 @@ class Residence:
             written = homed.write(name, tensor)
         for leaf in leaves:
             leaf.record_stream(self._out)
+        homed.written = module.Event()
+        homed.written.record(self._out)
+        self._outgoing.append((tensor.nbytes, homed.written))
+        while sum(count for count, _ in self._outgoing) > OUTGOING:
+            self._outgoing.popleft()[1].synchronize()
         return written
 
     def changing(self) -> None:
         """Bytes at home are about to change: nothing staged may be used, no copy may be under way."""
         if self.streamer is not None:
             self.streamer.quiesce()
+        self._land()
 
     def changed(self) -> None:
         """Changes are done: the next copies see them."""
         self._settle()
         if self.streamer is not None:
             self._drop_unused()
-            self._pin()
+            if not len(self._arrivals):  # which pin what they fill
+                self._pin()
 
     @property
     def retained_bytes(self) -> int:
@@ -231,10 +397,12 @@ class Residence:
             if homed.device != RAM:
                 for tensor in homed.tensors:
                     if tensor.is_home() and not elsewhere(block, tensor.name):
-                        _move(tensor.slots, tensor.name, RAM)
+                        move_tensor(tensor.slots, tensor.name, RAM)
                 homed.vacate()
             if homed.device != RAM or not homed.is_home():
+                homed.vacate()
                 del self._homed[block]
+        self._drop_unused()
 
     def is_in_file(self, block: str) -> bool:
         """Whether a block rests in the model file."""
@@ -259,44 +427,27 @@ class Residence:
     @property
     def idle(self) -> bool:
         """Whether nothing streams and nothing is pinned, so that no device uses this memory."""
-        return self.streamer is None and not any(arena.pinned_bytes for arena in self._arenas)
+        pinned = any(arena.pinned_bytes for arena in self._arenas)
+        return self.streamer is None and not pinned and not len(self._arrivals)
 
     # -- moving -------------------------------------------------------------------------------------------------
 
-    def _fill(
-        self, blocks: Modules, away: Mapping[str, torch.device], reader: FileReader, page: Pages, pinning: Executor
-    ) -> Iterator[tuple[str, int]]:
+    def _fill(self, blocks: Modules, away: Mapping[str, torch.device]) -> Iterator[tuple[str, int]]:
         """Copy blocks into new arenas and yield each one's name and size when it is there.
 
-        A block that is copied leaves its old memory before the next is copied. Of blocks that are read from a file
-        several are under way at a time; meanwhile the memory of those that are there is pinned.
+        A block that is copied leaves its old memory before the next is copied.
         """
         layouts = {block: lay_out_block(module) for block, module in blocks.items()}
         for device in dict.fromkeys(away[block] for block in blocks):
             here = [block for block in blocks if away[block] == device]
             arena = self._arena(device, [layouts[block][1] for block in here])
-            under_way: deque[tuple[str, Laid, Room, list[Future[None]]]] = deque()
             for block in here:
                 laid, size = layouts.pop(block)
-                room, reading = arena.room(size), list[Future[None]]()
-                fill(room, laid, _read_by(reader, page, block, device, reading))
-                under_way.append((block, laid, room, reading))
+                room = arena.room(size)
+                fill(room, laid)
+                self._homed[block] = HomedBlock(block, blocks[block], room, settle_in(room, laid))
                 del laid
-                while under_way and (not reading or sum(room.size for _, _, room, _ in under_way) > AHEAD):
-                    segment = under_way[0][2].segment
-                    yield self._arrived(blocks, *under_way.popleft())
-                    if under_way and under_way[0][2].segment is not segment:
-                        pinning.submit(arena.pin, self.compute, up_to=under_way[0][2].segment)
-            while under_way:
-                yield self._arrived(blocks, *under_way.popleft())
-
-    def _arrived(
-        self, blocks: Modules, name: str, laid: Laid, room: Room, reading: list[Future[None]]
-    ) -> tuple[str, int]:
-        for done in reading:
-            done.result()
-        self._homed[name] = HomedBlock(name, blocks[name], room, settle_in(room, laid))
-        return name, room.size
+                yield block, size
 
     def _arena(self, device: torch.device, sizes: Sequence[int]) -> Arena:
         arena = Arena(device, sizes)
@@ -317,12 +468,20 @@ class Residence:
             arena.pin(self.compute)
 
     def _stop_streaming(self, *, unpin: bool = True) -> None:
+        self._arrivals.close()
+        self._forget_first_uses()
+        self._land()
         self.times.detach()
         if self.streamer is not None:
             self.streamer.close()
             self.streamer = None
         for arena in self._arenas if unpin else ():
             arena.unpin()
+
+    def _land(self) -> None:
+        """Wait for bytes on their way home: they can be read then."""
+        while self._outgoing:
+            self._outgoing.popleft()[1].synchronize()
 
     def _settle(self) -> None:
         """Wait for moves under way: the lanes copy on streams of their own."""
@@ -336,34 +495,10 @@ def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
     return all(device_of(leaf) == device for _, _, tensor in own_tensors(module) for leaf in leaves_of(tensor)[0])
 
 
-def _read_by(reader: FileReader, page: Pages, block: str, device: torch.device, reading: list[Future[None]]) -> Read:
-    def read(name: str, memory: torch.Tensor) -> bool:
-        its = page(block, name)
-        if device != RAM or its is None or not reader.reads(its):
-            return False
-        reading.extend(reader.fill(memory, its))
-        return True
-
-    return read
-
-
-def _pages(modules: Modules, blocks: Iterable[str], page: Pages) -> Iterator[Page]:
-    """The pages that weights of these blocks are in, in the order in which they will be read."""
-    for block in blocks:
-        for _, name, _ in own_tensors(modules[block]):
-            its = page(block, name)
-            if its is not None:
-                yield its
-
-
-def _bring(block: str, module: torch.nn.Module, device: torch.device, reader: FileReader, page: Pages) -> None:
-    """`move`, with what is in a file read from there."""
-    for slots, name, tensor in [*own_tensors(module)]:
-        its = page(block, name)
-        if its is not None and reader.reads(its):
-            slots[name] = moved(tensor, reader.on_device(its))
-        else:
-            _move(slots, name, device)
+def _is_read(block: str, module: torch.nn.Module, page: Pages) -> bool:
+    """Whether weights of a block are read from its file by threads."""
+    pages = (page(block, name) for _, name, _ in own_tensors(module))
+    return any(its is not None and is_worth_it(its) for its in pages)
 
 
 def _vacate(left: dict[str, HomedBlock], name: str) -> None:
@@ -388,15 +523,7 @@ def _in_full_segments(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:
 def move(module: torch.nn.Module, device: torch.device) -> None:
     """Move what `module` itself holds and is not on `device` yet. Never touches what is there already."""
     for slots, name, _ in [*own_tensors(module)]:
-        _move(slots, name, device)
-
-
-def _move(slots: dict[str, Any], name: str, device: torch.device) -> None:
-    leaves, rebuild = leaves_of(slots[name])
-    if any(device_of(leaf) != device for leaf in leaves):
-        with torch.inference_mode(False), torch.no_grad():
-            there = [torch.zeros_like(leaf, device=device) if leaf.is_meta else leaf.to(device) for leaf in leaves]
-        slots[name] = moved(slots[name], rebuild(there))
+        move_tensor(slots, name, device)
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -82,6 +82,35 @@ class _Active:
     staged: _Staged | None
 
 
+class Homes(Protocol):
+    """Where the blocks rest, and what is still to come there."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether anything is still to come."""
+
+    def is_there(self, block: str) -> bool:
+        """Whether it can be copied from its home without waiting."""
+
+    def is_coming(self, block: str) -> bool: ...
+
+    def bring(self, block: str) -> None:
+        """Wait for a block that is coming."""
+
+    @property
+    def passing(self) -> Callable[[str, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]:
+        """From a block's tensors on the compute device to those that have patches, with them."""
+
+    def has_patches(self, block: str) -> None:
+        """A block has got the patches that it has awaited, at its home, too."""
+
+    def look(self) -> None:
+        """A block has run: something may have become complete."""
+
+    def finish(self) -> None:
+        """Let everything come that is still to come."""
+
+
 Spare = Callable[[], int]
 """Bytes of the compute device that are free and needed by nobody; below zero: so many that must be given back."""
 
@@ -93,14 +122,21 @@ class Streamer:
     """Tests set this: ring bytes are overwritten after each use, so that a missing wait shows as wrong numbers."""
 
     def __init__(
-        self, blocks: Sequence[HomedBlock], compute: torch.device, ring_bytes: int, spare: Spare | None = None
+        self,
+        blocks: Sequence[HomedBlock],
+        compute: torch.device,
+        ring_bytes: int,
+        spare: Spare | None = None,
+        homes: Homes | None = None,
     ) -> None:
-        """A ring smaller than the largest block becomes as large as that. Without `spare` no block is retained."""
+        """A ring smaller than the largest block becomes as large as that. Without `spare` no block is retained.
+
+        Without `homes` all blocks are there, and have their patches.
+        """
         self.compute = compute
         self.blocks = blocks
         self.counters = StreamCounters()
-        self.passing: Callable[[HomedBlock], None] | None = None
-        """Called with a block from the model file when its bytes are there, before it runs: may replace its tensors."""
+        self._homes = homes
         self.hoisting: Hoisting | None = None
         """Knows which blocks need no weights in a pass."""
         self._aside: dict[int, Segment] | None = None
@@ -206,6 +242,8 @@ class Streamer:
 
     def _after_pass(self) -> None:
         """All blocks have run, so what a pass needs is allocated, or in the allocator's cache. The rest can be used."""
+        if self._homes is not None and self._homes.outstanding:
+            self._homes.finish()
         spare = 0 if self._spare is None else self._spare()
         if spare < 0:
             self._may_retain_more = False
@@ -246,6 +284,8 @@ class Streamer:
     def _before(self, index: int, given: tuple[Any, ...]) -> None:
         self._recover()
         block = self.blocks[index]
+        if self._homes is not None and self._homes.is_coming(block.name):
+            self._homes.bring(block.name)
         if not block.is_home():
             self.counters.foreign += 1
             return
@@ -269,20 +309,32 @@ class Streamer:
         if self._device is not None:
             wait_for(self._device.current_stream(self.compute), staged.ready)
         check(staged.ready)
-        for tensor in block.tensors:
-            parts = [leaf.view(staged.memory.typed(leaf.dtype), staged.extent.start) for leaf in tensor.leaves]
-            tensor.slots[tensor.name] = tensor.rebuild(parts)
-        self._pass(block)
+        self._give(block, staged.memory, staged.extent.start)
 
-    def _pass(self, block: HomedBlock) -> None:
-        if block.pages and self.passing is not None:
-            self.passing(block)
+    def _give(self, block: HomedBlock, memory: Segment, start: int) -> None:
+        """Give the module its tensors on the compute device, with the patches that are due."""
+        tensors = {
+            tensor.name: tensor.rebuild([leaf.view(memory.typed(leaf.dtype), start) for leaf in tensor.leaves])
+            for tensor in block.tensors
+        }
+        if self._homes is not None and (block.awaits or block.pages):
+            patched = self._homes.passing(block.name, tensors)
+            if block.awaits:  # what is staged may be used again: it has to be what is at home now
+                for name, its in patched.items():
+                    tensors[name].copy_(its)
+                self._homes.has_patches(block.name)
+            else:
+                tensors.update(patched)
+        for tensor in block.tensors:
+            tensor.slots[tensor.name] = tensors[tensor.name]
 
     def _after(self, index: int) -> None:
         if self._active is not None and self._active.block is self.blocks[index]:
             self._put_back()
             if self._aside is None:
                 self._look_ahead()
+        if self._homes is not None and self._aside is None:
+            self._homes.look()
 
     def _recover(self) -> None:
         """After an interrupted forward, whose second hook did not run: do what that hook would have done."""
@@ -328,6 +380,8 @@ class Streamer:
             if self.hoisting is not None and not self.hoisting.needed(index):
                 position += 1
                 continue
+            if self._homes is not None and not self._homes.is_there(self.blocks[index].name):
+                return
             staged = self._staged.get(index) or self._stage(index)
             if staged is None:
                 return
@@ -349,6 +403,7 @@ class Streamer:
         self, index: int, memory: Segment, extent: Extent, after: Sequence[Event], *, retained: bool = False
     ) -> _Staged:
         block = self.blocks[index]
+        after = (*after, block.written) if block.written is not None else after
         ready = self._lane(block.device).copy(memory.data[extent.start : extent.end], block.source, after)
         self.counters.copies += 1
         self.counters.copied_bytes += block.size
@@ -414,14 +469,13 @@ class Streamer:
 
     def _copy_here(self, block: HomedBlock) -> Segment:
         bytes_here = Segment(allocate(block.size, self.compute))
+        if block.written is not None and self._device is not None:
+            wait_for(self._device.current_stream(self.compute), block.written)
         block.copy_into(bytes_here.data)
         self.counters.copied_bytes += block.size
         return bytes_here
 
     def _use_here(self, block: HomedBlock, bytes_here: Segment) -> _Active:
         active = self._active = _Active(block, None)
-        for tensor in block.tensors:
-            parts = [leaf.view(bytes_here.typed(leaf.dtype), 0) for leaf in tensor.leaves]
-            tensor.slots[tensor.name] = tensor.rebuild(parts)
-        self._pass(block)
+        self._give(block, bytes_here, 0)
         return active

@@ -10,7 +10,8 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -118,8 +119,17 @@ def loaded_host(world: simdev.World | None, tmp_path_factory: pytest.TempPathFac
     import comfy.sd
 
     gc.freeze()  # the host's modules stay: looking through them in every round of the collector takes long
-    with weights_in_pages() if FOREMOST else nullcontext():
+    with weights_in_pages() if FOREMOST else nullcontext(), small_parts():
         yield str(folder)
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """The tiny models' weights are read as large ones are: in many parts, by several threads."""
+    from multigpu.stream import file_reader
+
+    with mock.patch.multiple(file_reader, THREADS=3, PART=10_000, WORTH_IT=1024):
+        yield
 
 
 @pytest.fixture

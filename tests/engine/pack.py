@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from tests.engine.studio import load_whole
+
 
 class Pack:
     """Our nodes, called as ComfyUI calls them."""
@@ -39,11 +41,9 @@ def patcher_of(component: Any) -> Any:
 
 def resting(component: Any) -> dict[str, int]:
     """Load a component as the host would, and count its bytes by device."""
-    import comfy.model_management as memory
-
     from multigpu.stream.census import bytes_by_device
 
-    memory.load_models_gpu([patcher_of(component)])
+    load_whole(patcher_of(component))
     return {str(device): count for device, count in bytes_by_device(patcher_of(component).model).items()}
 
 

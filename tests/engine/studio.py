@@ -25,6 +25,16 @@ def measured_once() -> Any:
     return Inventory()
 
 
+def load_whole(patcher: Any) -> None:
+    """As the host loads a model; and what would come with the first step comes now."""
+    import comfy.model_management as memory
+
+    memory.load_models_gpu([patcher])
+    placed = getattr(patcher, "placed", None)
+    if placed is not None:
+        placed.states.of(patcher).residence.finish()
+
+
 class Studio:
     """One picture per recipe: the same with every placement, bit for bit."""
 

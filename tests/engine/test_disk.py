@@ -10,20 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.studio import Studio
+from tests.engine.studio import Studio, load_whole
 
 pytestmark = pytest.mark.pages
 
 HALF = "cuda:0,40%;disk,*"
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the tiny model's weights are read in many parts by several threads."""
-    from multigpu.stream import file_reader
-
-    for name, value in {"THREADS": 3, "PART": 200_000, "BUFFERS": 4, "WORTH_IT": 1}.items():
-        monkeypatch.setattr(file_reader, name, value)
 
 
 def ram_of(studio: Studio, patcher: Any) -> int:
@@ -140,8 +131,6 @@ def test_a_lora_is_applied_as_weights_pass(studio: Studio) -> None:
 
 def test_patched_weights_come_and_go_between_disk_and_elsewhere(studio: Studio) -> None:
     """The host asks for room, and gives it back; another plan for the same model."""
-    import comfy.model_management as memory
-
     model = studio.flux()
     want = studio.latent(studio.lora(model, 0.8))
     studio.unload()
@@ -151,7 +140,7 @@ def test_patched_weights_come_and_go_between_disk_and_elsewhere(studio: Studio) 
     placed.partially_unload(placed.offload_device, before["cuda:0"] // 2)
     assert studio.proven(placed)["disk"] > before["disk"] and "cpu" not in studio.proven(placed)
     assert torch.equal(want, _drawn_without_loading(studio, placed))
-    memory.load_models_gpu([placed])
+    load_whole(placed)
     assert studio.proven(placed) == before
     assert torch.equal(studio.latent(placed), want)
 

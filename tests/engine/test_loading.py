@@ -318,9 +318,9 @@ def test_no_host_function_is_replaced(studio: Studio) -> None:
 @pytest.mark.accelerator
 def test_a_placement_that_was_not_applied_is_an_error(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     from multigpu.errors import PlacementNotApplied
-    from multigpu.stream import residence
+    from multigpu.host.engine import placed_loading
 
-    monkeypatch.setattr(residence, "_bring", lambda *_: None)
+    monkeypatch.setattr(placed_loading, "in_file", lambda tensor: tensor.device.type == "cpu")
     placed = studio.place(studio.flux())
     with pytest.raises(PlacementNotApplied, match="were counted"):
         studio.latent(placed)

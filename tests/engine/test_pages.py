@@ -14,15 +14,6 @@ from tests.engine.studio import Studio
 pytestmark = pytest.mark.pages
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the tiny model's weights are read in many parts by several threads."""
-    from multigpu.stream import file_reader
-
-    for name, value in {"THREADS": 3, "PART": 10_000, "BUFFERS": 4, "WORTH_IT": 1}.items():
-        monkeypatch.setattr(file_reader, name, value)
-
-
 def in_pages(studio: Studio, patcher: Any) -> list[bool]:
     """Of each weight that came from the pages of the file, whether it is there now."""
     from multigpu.host.engine.blocks import split

@@ -11,7 +11,7 @@ from multigpu.errors import UnknownDevice
 from multigpu.plan import parse_request
 from multigpu.target import Resolver
 from tests.engine.pack import Pack, decoded, patcher_of, resting, small_vision, text
-from tests.engine.studio import Studio
+from tests.engine.studio import Studio, load_whole
 
 CONTROL = {"control_net_name": "toy_sd15_controlnet.safetensors"}
 
@@ -226,7 +226,6 @@ class Stopped(Exception):
 
 
 def test_loading_moves_the_hosts_bar_and_may_be_interrupted(studio: Studio, pack: Pack) -> None:
-    import comfy.model_management as memory
     import comfy.utils
 
     model = studio.flux()
@@ -243,10 +242,10 @@ def test_loading_moves_the_hosts_bar_and_may_be_interrupted(studio: Studio, pack
     comfy.utils.set_progress_bar_global_hook(hook)
     try:
         with pytest.raises(Stopped):
-            memory.load_models_gpu([placed])
+            load_whole(placed)
         assert seen == sorted(seen) and seen[-1] < 100
         stop_at = 101
-        memory.load_models_gpu([placed])
+        load_whole(placed)
         assert seen[-1] == 100
     finally:
         comfy.utils.set_progress_bar_global_hook(None)

@@ -27,6 +27,7 @@ class FilePages:
         self._modules = modules
         self._pages: dict[str, Page] = {}
         self._copies: dict[str, tuple[int, int]] = {}
+        self._expected: set[str] = set()
 
     def note(self, modules: Mapping[str, torch.nn.Module]) -> None:
         """Remember which weights are in the pages of their file now, just after the model was read."""
@@ -107,6 +108,25 @@ class FilePages:
         weight = self._weight(key)
         if weight is not None:
             self._copies[key] = _mark(weight)
+
+    @contextmanager
+    def moving_with(self, block: str) -> Iterator[None]:
+        """While a block is moved: its weights that have the bytes of their pages have them afterwards."""
+        keys = (join(block, name) for name in _weights(self._modules[block]))
+        known = [key for key in keys if self._has_its_bytes(key)]
+        yield
+        for key in known:
+            self.copied(key)
+
+    def expect(self) -> None:
+        """Weights that are in their pages now will be copied from there."""
+        self._expected = {key for key in self._pages if self.holding(*split(key)) is not None}
+
+    def came(self, block: str) -> None:
+        """The weights of a block that are expected were copied from their pages."""
+        for name in _weights(self._modules[block]):
+            if join(block, name) in self._expected:
+                self.copied(join(block, name))
 
     def written(self, key: str) -> None:
         """The present weight gets other contents."""

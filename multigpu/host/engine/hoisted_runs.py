@@ -20,7 +20,7 @@ log = logging.getLogger("multigpu")
 
 _OF_OTHERS = ("wrappers", "callbacks", "patches", "patches_replace")
 """Options with code of other nodes. It may count calls, so it does not run in probes."""
-_COMPILED = "torch.compile"
+COMPILED = "torch.compile"
 """The key of the host's wrapper for compiled models. What is in compiled code cannot be left out."""
 
 
@@ -54,7 +54,7 @@ class HoistedRuns:
         options = {} if transformer_options is None else transformer_options
         call = partial(executor, x, t, c_concat, c_crossattn, control, options, **conditions)
         hoisting = self.states.hoisting(executor.class_obj)
-        if hoisting is None or _COMPILED in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {}):
+        if hoisting is None or COMPILED in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {}):
             return call()
 
         def model(t: torch.Tensor, options: Mapping[str, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +12,12 @@ import torch
 from ...errors import HostError
 from ...plan import Forecast, Plan
 from ...plan.replan import unhoisted
-from ...stream.file_reader import FileReader
 from ...stream.hoisting import Hoisting
 from ...stream.homes import moved
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
-from ...stream.pages import Page
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
-from .blocks import modules_of, split
+from .blocks import join, modules_of, split
 from .file_pages import FilePages, blocks_in_pages
 from .measured_steps import MeasuredSteps
 
@@ -122,6 +119,10 @@ class ModelState:
 
         Returns the originals that cannot be read because their file has changed: those weights stay patched.
         """
+        if self.backup:
+            self.residence.changing()
+            for block in {split(key)[0] for key in self.backup} & self.in_file():
+                self.rest_block(block)
         self.residence.leave(self.pages.rest)
         self.loaded = self.count = None
         lost: dict[str, Original] = {}
@@ -162,15 +163,8 @@ class ModelState:
     def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
         block, name = split(key)
         self.pages.written(key)
-        self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
-
-    def pages_of_originals(self, keys: Iterable[str]) -> Iterator[Page]:
-        """The pages that the originals of these weights are, for those that are in the pages of their file."""
-        for key in keys:
-            original = self.backup[key]
-            page = self.pages.of(key, original) if isinstance(original, FileOriginal) else None
-            if page is not None:
-                yield page
+        with self.pages.moving_with(block):  # the block may get new memory
+            self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
 
     def in_file(self) -> set[str]:
         """The blocks that can rest in the model file: their weights have the bytes of their pages, patches aside."""
@@ -183,25 +177,28 @@ class ModelState:
             self.put(key, moved(self.weight(key), weight))
         del self.backup[key]
 
-    def restore(self, key: str, reader: FileReader | None = None) -> None:
-        """Take all patches out of a weight. Raises HostError if its original is out of reach.
+    def rest_block(self, block: str) -> None:
+        """Let a block that `in_file` names rest in the pages of its file, without patches. Only after `changing`."""
+        for key in [join(block, name) for name in self.modules[block]._parameters]:
+            if key in self.backup:
+                self.rest(key)
+            else:
+                self.pages.rest(*split(key))
 
-        With a reader, a weight that is in its file is read by way of the compute device, which is the fastest.
-        """
+    def restore(self, key: str) -> None:
+        """Take all patches out of a weight. Raises HostError if its original is out of reach."""
         original = self.backup[key]
         if isinstance(original, CarriedOriginal):
             original.restore()
         elif isinstance(original, FileOriginal):
             page = self.pages.of(key, original)
             with original.reading() as weight:
-                if page is None:
-                    self.rewrite(key, weight, ours=False)
-                elif self.residence.plan is None and not self.residence.is_homed(split(key)[0]):
+                if page is not None and self.residence.plan is None and not self.residence.is_homed(split(key)[0]):
                     self.put(key, moved(self.weight(key), weight))
                 else:
-                    read = reader.on_device(page) if reader is not None and reader.reads(page) else None
-                    self.rewrite(key, weight if read is None else read, ours=read is not None)
-                    self.pages.copied(key)
+                    self.rewrite(key, weight, ours=False)
+                    if page is not None:
+                        self.pages.copied(key)
         else:
             self.rewrite(key, original.weight)
         del self.backup[key]

@@ -7,15 +7,12 @@ weight (weight hooks), or read it patched (saving), has its block in RAM instead
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 from ...errors import HostError
 from ...plan import DISK, Plan
 from ...plan.spill import off_disk
-from ...stream.homes import HomedBlock
-from .blocks import join, split
+from .blocks import split
 from .model_states import ModelState
 
 
@@ -41,23 +38,6 @@ def take_patches_out(state: ModelState, plan: Plan) -> None:
         state.residence.changing()
     for key in keys:
         state.rest(key)
-
-
-def patch_in_passing(patcher: Any, state: ModelState) -> None:
-    """From now on weights from the file get this patcher's patches before they are used."""
-    if state.residence.streamer is not None:
-        state.residence.streamer.passing = _patching(weakref.ref(patcher))
-
-
-def _patching(its: Callable[[], Any]) -> Callable[[HomedBlock], None]:
-    def patch(block: HomedBlock) -> None:
-        patcher = its()
-        for tensor in block.tensors:
-            key = join(block.name, tensor.name)
-            if patcher is not None and key in patcher.patches:
-                tensor.slots[tensor.name] = patcher.patched_in_passing(key)
-
-    return patch
 
 
 def refuse_writing(patcher: Any, state: ModelState) -> None:

@@ -23,6 +23,7 @@ from .blocks import modules_of
 from .model_states import ATTACHMENT, Loaded, ModelStates, Placed
 from .on_disk import refuse_writing
 from .placed_loading import PlacedLoading
+from .placed_patching import PlacedPatching
 from .spare_room import make_way
 
 if TYPE_CHECKING:
@@ -154,6 +155,13 @@ class PlacedPatcher(Base):
             self.model.current_weight_patches_uuid = Loaded(None)
         return result
 
+    def model_state_dict_for_saving(self, *arguments: Any, **named: Any) -> Any:
+        """Weights are saved with their patches, also those that were to get them when they are first used."""
+        placed = self.placed
+        if placed is not None and placed.states.of(self).holds(self.model):
+            placed.states.of(self).residence.finish()
+        return super().model_state_dict_for_saving(*arguments, **named)
+
     def patch_hooks(self, hooks: Any) -> Any:
         return self._change_by_hooks(lambda: super(PlacedPatcher, self).patch_hooks(hooks), hooks is not None)
 
@@ -169,6 +177,7 @@ class PlacedPatcher(Base):
         residence = state.residence
         if expected:
             refuse_writing(self, state)
+        residence.finish()
         residence.changing()
         result = change()
         residence.changed()
@@ -198,7 +207,8 @@ def placed_class(cls: type, states: ModelStates) -> type:
 
 def _own_class(cls: type) -> type:
     """The patcher class, of the host or of a pack, that placement was mixed into."""
-    return next(base for base in cls.__mro__ if not issubclass(base, PlacedPatcher) and base is not PlacedLoading)
+    ours = (PlacedLoading, PlacedPatching)
+    return next(base for base in cls.__mro__ if not issubclass(base, PlacedPatcher) and base not in ours)
 
 
 def _is_all_ours(patcher: Any) -> bool:

@@ -89,6 +89,7 @@ class DeviceApi:
         return {
             "mem_get_info": mem_get_info,
             "memory_stats": lambda device=None: torch.accelerator.memory_stats(index(device)),
+            "memory_stats_as_nested_dict": lambda device=None: torch.accelerator.memory_stats(index(device)),
             "memory_allocated": reading("allocated"),
             "max_memory_allocated": reading("peak"),
             "memory_reserved": reading("reserved"),
