@@ -8,8 +8,10 @@ request up to a power of two). On an accelerator every block has its own allocat
 from __future__ import annotations
 
 import logging
+import mmap
 import weakref
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,10 +82,19 @@ def allocate(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _allocate_pages(count: int) -> torch.Tensor:
-    """Bytes in RAM that share no page with anything else."""
-    memory = allocate(count + 2 * PAGE, torch.device("cpu"))
-    start = -memory.data_ptr() % PAGE
-    return memory[start : start + count]
+    """Bytes in RAM that share no page with anything else; in huge pages, if the system has them.
+
+    Those are filled for the first time, and pinned, in half the time.
+    """
+    if hasattr(mmap, "MADV_HUGEPAGE") and count:
+        memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        with torch.inference_mode(False):
+            return torch.frombuffer(memory, dtype=torch.uint8)
+    bytes_here = allocate(count + 2 * PAGE, torch.device("cpu"))
+    start = -bytes_here.data_ptr() % PAGE
+    return bytes_here[start : start + count]
 
 
 class Arena:

@@ -46,6 +46,7 @@ class Arrivals:
         self._reader: FileReader | None = None
         self._pinning: ThreadPoolExecutor | None = None
         self._coming: dict[str, Coming] = {}
+        self._jobs: list[tuple[Coming, Page, torch.Tensor]] = []
         self.failed = False
         """Whether a block could not come."""
 
@@ -59,7 +60,7 @@ class Arrivals:
         return iter([*self._coming])
 
     def send(self, block: str, module: torch.nn.Module, page: Pages) -> None:
-        """Have a block read that stays on the compute device. Memory for it is taken now."""
+        """Have a block read that stays on the compute device, when reading is started. Memory for it is taken now."""
         coming, rooms = Coming(block), []
         for slots, name, tensor in [*own_tensors(module)]:
             its = page(block, name)
@@ -68,7 +69,7 @@ class Arrivals:
                 continue
             with torch.inference_mode(False), torch.no_grad():
                 room = torch.empty_like(its.tensor, device=self._compute)
-                self._read(coming, its, room.view(-1).view(torch.uint8))
+                self._jobs.append((coming, its, room.view(-1).view(torch.uint8)))
             rooms.append((slots, name, room))
             coming.size += tensor.nbytes
 
@@ -80,14 +81,14 @@ class Arrivals:
         self._coming[block] = coming
 
     def send_home(self, homed: HomedBlock, laid: Laid, page: Pages) -> None:
-        """Have a block read into its room, away from the compute device."""
+        """Have a block read into its room, away from the compute device, when reading is started."""
         coming = Coming(homed.name, homed.room.size, homed.room)
 
         def read(name: str, memory: torch.Tensor) -> bool:
             its = page(homed.name, name)
             if its is None or not is_worth_it(its):
                 return False
-            self._read(coming, its, memory)
+            self._jobs.append((coming, its, memory))
             return True
 
         def settle() -> None:
@@ -97,24 +98,27 @@ class Arrivals:
         coming.settle = settle
         self._coming[homed.name] = coming
 
-    def _read(self, coming: Coming, page: Page, memory: torch.Tensor) -> None:
-        if self._reader is None:
-            self._reader = FileReader()
-        coming.pages.append(page)
-        coming.parts += self._reader.read(page, memory)
+    def start(self, arenas: Sequence[Arena]) -> None:
+        """Begin to read what was sent, in this order. RAM of the arenas is pinned, each segment when it is full.
 
-    def pin(self, arenas: Sequence[Arena]) -> None:
-        """Pin the memory of arenas in RAM, each segment when it has been filled. Its blocks are there when it is."""
+        All memory was taken before: that would take longer while threads fill and pin it.
+        """
+        if self._jobs and self._reader is None:
+            self._reader = FileReader(self._compute)
+            self._pinning = ThreadPoolExecutor(1, "multigpu-pin")
+        for coming, page, memory in self._jobs:
+            assert self._reader is not None
+            coming.pages.append(page)
+            coming.parts += self._reader.read(page, memory)
+        self._jobs.clear()
         for arena, segment in ((its, segment) for its in arenas for segment in its.segments):
             inside = [its for its in self._coming.values() if its.room is not None and its.room.segment is segment]
-            if not inside or segment.registered:
-                continue
-            if self._pinning is None:
-                self._pinning = ThreadPoolExecutor(1, "multigpu-pin")
-            parts = [part for coming in inside for part in coming.parts]
-            pinned: Future[Event] = self._pinning.submit(_pin, arena, segment, self._compute, parts)
-            for coming in inside:
-                coming.parts.append(pinned)
+            if inside and not segment.registered:
+                assert self._pinning is not None
+                parts = [part for coming in inside for part in coming.parts]
+                pinned: Future[Event] = self._pinning.submit(_pin, arena, segment, self._compute, parts)
+                for coming in inside:
+                    coming.parts.append(pinned)
 
     def is_there(self, block: str) -> bool:
         """Whether the bytes of a block are at its home, away from the compute device: nobody would have to wait."""
@@ -152,6 +156,7 @@ class Arrivals:
             self._pinning.shutdown()
         self._reader = self._pinning = None
         self._coming.clear()
+        self._jobs.clear()
 
 
 def _is_over(part: Future[Event]) -> bool:

@@ -23,6 +23,8 @@ from .pages import Page
 
 AHEAD = 2
 """Buffers for each reading thread."""
+PART = 8 << 20
+"""The size of a buffer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,8 +100,8 @@ class FileLane:
         self._module = device_module(compute)
         self._stream = self._module.Stream(device=compute, priority=-1)
         self._pool = ThreadPoolExecutor(file_reader.THREADS, "multigpu-stream")
-        self._part = file_reader.PART
-        self._buffers = deque(_Buffer(self._part) for _ in range(AHEAD * file_reader.THREADS))
+        self._part = PART
+        self._buffers = deque(_Buffer(PART) for _ in range(AHEAD * file_reader.THREADS))
         self._reading: deque[tuple[_Copy, _Buffer, int, int, Future[None]]] = deque()
         self._copies: SimpleQueue[_Copy | None] = SimpleQueue()
         self._last: Arrival | None = None

@@ -1,27 +1,27 @@
 """Bytes of model files, read by several threads straight into the memory where they are used, in the background.
 
-For RAM that is the room of a block. For an accelerator each thread has two pinned buffers, from which it copies to the
+For RAM that is the room of a block. For an accelerator it is a few pinned buffers, from which the threads copy to the
 device on a stream of the reader's.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from ..devices.torch_devices import device_of
+from .arena import Arena
 from .lanes import Event, device_module
 from .pages import Page
 
 THREADS = min(12, os.cpu_count() or 1)
-PART = 8 << 20
-"""Bytes that one thread reads at once, and the size of a buffer."""
+PART = 16 << 20
+"""Bytes that one thread reads at once, and the size of a buffer. In between it has to wait for other Python code."""
 WORTH_IT = 1 << 20
 """Smaller weights are copied as they are."""
 
@@ -32,12 +32,14 @@ def is_worth_it(page: Page) -> bool:
 
 
 class FileReader:
-    """Reads in the order in which it is asked. Must be closed."""
+    """Reads in the order in which it is asked, until it is closed. The driver of `compute` pins the buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, compute: torch.device) -> None:
+        self._compute = compute
         self._pool = ThreadPoolExecutor(THREADS, "multigpu-read")
         self._streams: dict[torch.device, Any] = {}
-        self._of_thread = threading.local()
+        self._staging: Arena | None = None
+        self._buffers: SimpleQueue[tuple[torch.Tensor, Event]] = SimpleQueue()
 
     def read(self, page: Page, memory: torch.Tensor) -> list[Future[Event]]:
         """Have `memory`, as many bytes as the weight has, filled. It must not be freed before all parts are done.
@@ -52,6 +54,8 @@ class FileReader:
         if module is None:
             memory.copy_(page.tensor.detach().view(-1).view(torch.uint8))
             return []
+        if self._staging is None:
+            self._make_buffers()
         if device not in self._streams:
             self._streams[device] = module.Stream(device=device)
         stream = self._streams[device]
@@ -65,36 +69,31 @@ class FileReader:
         self._pool.shutdown(cancel_futures=True)
         for stream in self._streams.values():
             stream.synchronize()
+        if self._staging is not None:
+            self._staging.unpin()
+
+    def _make_buffers(self) -> None:
+        self._staging = Arena(torch.device("cpu"), [PART] * THREADS)
+        for room in [self._staging.room(PART) for _ in range(THREADS)]:
+            self._buffers.put((room.flat, None))
+        self._staging.pin(self._compute)
 
     def _send(self, page: Page, begin: int, target: torch.Tensor, module: Any, stream: Any) -> Event:
-        own = self._of_thread.__dict__
-        if "buffers" not in own:
-            own["buffers"] = deque((_Buffer(), _Buffer()))
-        own["buffers"].rotate()
-        return own["buffers"][0].send(page, begin, target, module, stream)
+        """Read a part into a buffer, once the last copy from there is done, and copy it to its place on the device."""
+        buffer, sent = self._buffers.get()
+        try:
+            if sent is not None:
+                sent.synchronize()
+            page.read_into(buffer.numpy().data[: target.numel()], begin)
+            with torch.inference_mode(False), torch.no_grad(), module.stream(stream):
+                target.copy_(buffer[: target.numel()], non_blocking=True)
+                sent = module.Event()
+                sent.record(stream)
+        finally:
+            self._buffers.put((buffer, sent))
+        return sent
 
 
 def _parts(page: Page) -> Iterator[tuple[int, int]]:
     size = page.tensor.nbytes
     return ((begin, min(begin + PART, size)) for begin in range(0, size, PART))
-
-
-class _Buffer:
-    """Pinned memory. `sent` comes after the last copy from it."""
-
-    def __init__(self) -> None:
-        with torch.inference_mode(False):
-            self._memory = torch.empty(PART, dtype=torch.uint8, pin_memory=True)
-        self._sent: Event = None
-
-    def send(self, page: Page, begin: int, target: torch.Tensor, module: Any, stream: Any) -> Event:
-        """Read a part, once the last copy from here is done, and copy it to its place on the device."""
-        if self._sent is not None:
-            self._sent.synchronize()
-        count = target.numel()
-        page.read_into(self._memory.numpy().data[:count], begin)
-        with torch.inference_mode(False), torch.no_grad(), module.stream(stream):
-            target.copy_(self._memory[:count], non_blocking=True)
-            self._sent = module.Event()
-            self._sent.record(stream)
-        return self._sent

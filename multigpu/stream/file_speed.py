@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
-from . import file_reader
+from . import file_lane, file_reader
 from .pages import Page
 
 SAMPLE = 256 << 20
@@ -35,7 +35,7 @@ def reading_speed(pages: Sequence[Page], *, cached: bool) -> float | None:
 
 def _parts(pages: Sequence[Page]) -> list[tuple[Page, int, int]]:
     """Pieces as streaming reads them, evenly from the whole file."""
-    most = file_reader.PART
+    most = file_lane.PART
     every = [
         (page, begin, min(most, page.tensor.nbytes - begin))
         for page in pages
@@ -49,7 +49,7 @@ def _read(parts: Sequence[tuple[Page, int, int]]) -> float:
     """Bytes per second of reading these parts, or as many of them as time allows."""
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(file_reader.THREADS):
-        buffers.put(memoryview(bytearray(file_reader.PART)))
+        buffers.put(memoryview(bytearray(file_lane.PART)))
     began = time.perf_counter()
 
     def read(part: tuple[Page, int, int]) -> int:

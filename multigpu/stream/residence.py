@@ -151,7 +151,7 @@ class Residence:
     def await_patches(self, blocks: Collection[str], modules: Modules) -> None:
         """These blocks get patches when they are first used, and no others."""
         for block in self._awaiting - {*blocks}:
-            self.has_patches(block)
+            self._awaits_nothing(block)
         self._is_settled &= not blocks
         for block in blocks:
             self._awaiting.add(block)
@@ -178,6 +178,11 @@ class Residence:
 
     def has_patches(self, block: str) -> None:
         """A block has got the patches that it has awaited."""
+        self._awaits_nothing(block)
+        if self.streamer is not None:
+            self.streamer.cold = True
+
+    def _awaits_nothing(self, block: str) -> None:
         self._awaiting.discard(block)
         if block in self._homed:
             self._homed[block].awaits = False
@@ -235,7 +240,7 @@ class Residence:
                 homed.room = room
             self._homed[block].tensors = [its for _, its in laid]
             self._arrivals.send_home(self._homed[block], laid, page)
-        self._arrivals.pin(self._arenas)
+        self._arrivals.start(self._arenas)
 
     def _watch(self, block: str, module: torch.nn.Module) -> None:
         """Have a block on the compute device come, and get its patches, when it is first used."""

@@ -139,6 +139,8 @@ class Streamer:
         self._homes = homes
         self.hoisting: Hoisting | None = None
         """Knows which blocks need no weights in a pass."""
+        self.cold = True
+        """Whether weights are loaded in this pass, or get patches, of streamed blocks or others."""
         self._aside: dict[int, Segment] | None = None
         self._device = device_module(compute)
         self._ring = Segment(allocate(align(max(ring_bytes, *(block.size for block in blocks))), compute))
@@ -235,15 +237,26 @@ class Streamer:
                 slab.memory.data.record_stream(stream)  # which may still read it
                 for its in staged:
                     wait_for(stream, its.ready)  # a copy may still be under way
-        empty_cache = getattr(self._device, "empty_cache", None)
-        if empty_cache is not None:  # so that the driver has it, and not only torch
-            empty_cache()
+        self._empty_cache()
         return before - self.retained_bytes
 
+    def _empty_cache(self) -> None:
+        """So that the driver has the memory, and not only torch."""
+        empty_cache = getattr(self._device, "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
+
     def _after_pass(self) -> None:
-        """All blocks have run, so what a pass needs is allocated, or in the allocator's cache. The rest can be used."""
+        """All blocks have run, so what a pass needs is allocated, or in the allocator's cache. The rest can be used.
+
+        Not after a cold pass: that has needed more than the next one will.
+        """
         if self._homes is not None and self._homes.outstanding:
             self._homes.finish()
+        if self.cold:
+            self.cold = False
+            self._empty_cache()
+            return
         spare = 0 if self._spare is None else self._spare()
         if spare < 0:
             self._may_retain_more = False

@@ -126,9 +126,10 @@ def loaded_host(world: simdev.World | None, tmp_path_factory: pytest.TempPathFac
 @contextmanager
 def small_parts() -> Iterator[None]:
     """The tiny models' weights are read as large ones are: in many parts, by several threads."""
-    from multigpu.stream import file_reader
+    from multigpu.stream import file_lane, file_reader
 
-    with mock.patch.multiple(file_reader, THREADS=3, PART=10_000, WORTH_IT=1024):
+    small = {"THREADS": 3, "PART": 10_240, "WORTH_IT": 1024}
+    with mock.patch.multiple(file_reader, **small), mock.patch.object(file_lane, "PART", 200_000):
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.studio import Studio
+from tests.engine.studio import Studio, load_whole
 
 
 def only_entry(patcher: Any) -> Any:
@@ -47,7 +47,7 @@ def test_loading_again_moves_nothing(studio: Studio) -> None:
     import comfy.model_management as memory
 
     placed = studio.place(studio.flux())
-    memory.load_models_gpu([placed])
+    load_whole(placed)
     residence = studio.states.of(placed).residence
     streamer = residence.streamer
     if studio.simulated:

@@ -29,6 +29,8 @@ def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_management, "EXTRA_RESERVED_VRAM", RESERVE)
     monkeypatch.setattr(model_management, "minimum_inference_memory", lambda: RESERVE)
     monkeypatch.setattr(spare_room, "LEEWAY", 2 * RESERVE)
+    monkeypatch.setattr(spare_room, "KEPT", 1)
+    monkeypatch.setattr(spare_room, "LEAST", 1 / 2)
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_where_there_is_room_nothing_is_copied_any_more(studio: Studio, placed: 
     assert its.retained_bytes == streamed
     assert placed.loaded_size() == plan.bytes_on(plan.compute) + plan.ring_bytes + streamed
     copied = its.counters.copied_bytes
-    assert copied < 2.5 * streamed, "in the first step, and in the second, to stay"
+    assert copied < 3.5 * streamed, "in two steps, and in the third, to stay"
     studio.world.reset()
     assert torch.equal(studio.latent(placed, steps=3), want)
     assert streamer(studio, placed) is its and its.counters.copied_bytes == copied

@@ -15,23 +15,23 @@ from ..loaded_models import entries
 from . import on_disk
 from .model_states import ModelState, Placed
 
+KEPT, LEAST = 5 / 8, 3 / 8
+"""Shares of the host's reserve. So much of it is left free, about what DynamicVRAM leaves; with less, some is given
+back."""
 LEEWAY = 256 << 20
 """Bytes by which the room that the host finds may change from prompt to prompt before anything moves."""
 
 
 def spare_on_compute(placed: Placed) -> Spare | None:
-    """How to ask what a model may retain beyond the host's reserve; None if it may not, or if no driver tells.
-
-    Nothing changes as long as at least half of the reserve is free.
-    """
+    """How to ask what a model may retain; None if it may not, or if no driver tells."""
     device = placed.plan.compute
     if not placed.fills or device.is_cpu or free_bytes(device) is None:
         return None
 
     def spare() -> int:
-        reserve = int(model_management.extra_reserved_memory())
+        reserve = model_management.extra_reserved_memory()
         free = free_bytes(device) or 0
-        return 0 if reserve // 2 <= free <= reserve else free - reserve
+        return 0 if LEAST * reserve <= free <= KEPT * reserve else int(free - KEPT * reserve)
 
     return spare
 

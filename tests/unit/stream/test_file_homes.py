@@ -14,7 +14,7 @@ import torch
 from multigpu.devices.torch_devices import FILE, torch_device
 from multigpu.errors import HostError
 from multigpu.plan import DISK
-from multigpu.stream import file_reader, file_speed
+from multigpu.stream import file_lane, file_speed
 from multigpu.stream.census import bytes_by_home
 from multigpu.stream.file_speed import reading_speed
 from multigpu.stream.lanes import Arrival
@@ -96,14 +96,14 @@ def test_an_arrival_is_waited_for_and_says_what_went_wrong() -> None:
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_speed_of_reading(model: Filed, monkeypatch: pytest.MonkeyPatch, cached: bool) -> None:
-    monkeypatch.setattr(file_reader, "PART", 1000)
+    monkeypatch.setattr(file_lane, "PART", 1000)
     speed = reading_speed([*model.pages.values()], cached=cached)
     assert speed is not None and speed > 0
     assert reading_speed([], cached=cached) is None
 
 
 def test_a_sample_of_a_large_file_is_read(model: Filed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_reader, "PART", 1000)
+    monkeypatch.setattr(file_lane, "PART", 1000)
     monkeypatch.setattr(file_speed, "SAMPLE", 8000)
     parts = file_speed._parts([*model.pages.values()])
     assert 8 <= len(parts) <= 9 and {count for _, _, count in parts} == {1000}
