@@ -21,9 +21,9 @@ import torch
 from ..devices.torch_devices import FILE, device_of, torch_device
 from ..plan import Plan, Reason
 from .arena import Arena, Segment
-from .arrivals import Arrivals
 from .file_homes import Pages, Rest, rest_in_file
 from .file_reader import is_worth_it
+from .first_uses import FirstUses, Told
 from .hoisting import Hoisting
 from .homes import HomedBlock, as_parameter, fill, lay_out_block, move_tensor, own_tensors, settle_in
 from .lanes import Event, device_module
@@ -53,20 +53,8 @@ class Residence:
         self.times = StepTimes()
         self.unhoistable: set[str] = set()
         """Blocks that a plan was to hoist, but that turned out to see more than one token, or others than expected."""
-        self.passing: Callable[[str, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = lambda block, given: {}
-        """Called with a block and its tensors on the compute device: returns those that have patches, with them.
-
-        For a block that rests in the file it is called before each use; for one that awaits patches once, and then it
-        also has to `rewrite` the block with them.
-        """
-        self.came: Callable[[str, int], None] = lambda block, count: None
-        """Called with a block from the model file, and its bytes, when it has come."""
-        self.settled: Callable[[], None] = lambda: None
-        """Called once, when all blocks have come, and have their patches."""
-        self._arrivals = Arrivals(RAM)
-        self._awaiting: set[str] = set()
-        self._first_uses: dict[str, tuple[torch.nn.Module, Any]] = {}
-        self._is_settled = True
+        self.told = Told()
+        self.due = FirstUses(RAM, self)
         self._homed: dict[str, HomedBlock] = {}
         self._arenas: list[Arena] = []
         self._out: Any = None
@@ -84,7 +72,7 @@ class Residence:
         """Bring every block to its home and stream those that rest away from the compute device.
 
         Blocks with weights that `page` knows are read from their file in the background, and are there when they are
-        used; see `outstanding`. `rest` lets those rest there whose home is the file. Streamed blocks are retained as
+        used; see `due`. `rest` lets those rest there whose home is the file. Streamed blocks are retained as
         far as `spare` says.
         """
         moves_away = torch_device(plan.compute) != self.compute
@@ -125,7 +113,7 @@ class Residence:
                     progress(plan[block].bytes)
             pinned.result()
         self._settle()
-        self._arrivals, self._is_settled = Arrivals(self.compute), False
+        self.due = FirstUses(self.compute, self)
         self._send([block for block in moving if block in coming], modules, away, page)
         blocks = [self._homed[p.block] for p in plan.placements if p.block in away]
         if blocks:
@@ -133,87 +121,17 @@ class Residence:
         self.plan = plan
 
     def _stream(self, blocks: Sequence[HomedBlock], plan: Plan, spare: Spare | None) -> None:
-        self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, spare, self)
+        self.streamer = Streamer(blocks, self.compute, plan.ring_bytes, spare, self.due)
         hoisted = [number for number, p in enumerate(plan.streamed) if p.reason is Reason.HOISTED]
         if hoisted:
             self.streamer.hoisting = Hoisting(blocks, hoisted, self.unhoistable, self._aside)
         self.streamer.attach()
 
-    # -- blocks that come, and patches that are due, with their first use ---------------------------------------------
-
     def renew(self, blocks: Collection[str], modules: Modules, page: Pages) -> None:
         """Bring blocks to their homes again that rest in the pages of their file now. Only after `changing`."""
         assert self.plan is not None
         away = {p.block: torch_device(p.home) for p in self.plan.streamed}
-        self._is_settled = False
         self._send([p.block for p in self.plan.placements if p.block in blocks], modules, away, page)
-
-    def await_patches(self, blocks: Collection[str], modules: Modules) -> None:
-        """These blocks get patches when they are first used, and no others."""
-        for block in self._awaiting - {*blocks}:
-            self._awaits_nothing(block)
-        self._is_settled &= not blocks
-        for block in blocks:
-            self._awaiting.add(block)
-            if block in self._homed:
-                self._homed[block].awaits = True
-            else:
-                self._watch(block, modules[block])
-
-    @property
-    def outstanding(self) -> bool:
-        """Whether blocks are still to come, or to get their patches."""
-        return bool(len(self._arrivals) or self._awaiting)
-
-    def is_there(self, block: str) -> bool:
-        """Whether a block away from the compute device can be copied from its home now."""
-        return self._arrivals.is_there(block)
-
-    def is_coming(self, block: str) -> bool:
-        return block in self._arrivals
-
-    def bring(self, block: str) -> None:
-        """Wait for a block that is coming. Raises HostError if its file cannot be read, or has changed."""
-        self.came(block, self._arrivals.bring(block))
-
-    def has_patches(self, block: str) -> None:
-        """A block has got the patches that it has awaited."""
-        self._awaits_nothing(block)
-        if self.streamer is not None:
-            self.streamer.cold = True
-
-    def _awaits_nothing(self, block: str) -> None:
-        self._awaiting.discard(block)
-        if block in self._homed:
-            self._homed[block].awaits = False
-
-    def look(self) -> None:
-        """Between uses of blocks: if everything has come, say so."""
-        if not self._is_settled and not self.outstanding:
-            self._arrivals.close()
-            self._land()
-            self._drop_unused()
-            self._pin()
-            self.settled()
-            self._is_settled = True
-
-    def finish(self) -> None:
-        """Let everything come now that is still to come, and all patches be computed."""
-        for block in self._arrivals:
-            self.bring(block)
-        if self._awaiting:
-            self.changing()
-            for block in [*self._awaiting]:
-                homed = self._homed.get(block)
-                module = self._first_uses[block][0] if homed is None else homed.module
-                tensors = {name: tensor for _, name, tensor in own_tensors(module)}
-                if homed is not None:
-                    tensors = {name: copy_to(tensor, self.compute) for name, tensor in tensors.items()}
-                self.passing(block, tensors)
-                self.has_patches(block)
-            self.changed()
-        self._forget_first_uses()
-        self.look()
 
     def _send(self, blocks: Sequence[str], modules: Modules, away: Mapping[str, torch.device], page: Pages) -> None:
         """Have blocks read from their file, in this order. Rooms that they have left are used again."""
@@ -227,49 +145,16 @@ class Residence:
             device: self._arena(device, [layouts[block][1] for block in new if away[block] == device])
             for device in dict.fromkeys(away[block] for block in new)
         }
-        fresh = {*new}
+        for block in new:
+            room = arenas[away[block]].room(layouts[block][1])
+            homed = self._homed.setdefault(block, HomedBlock(block, modules[block], room, ()))
+            homed.room = room
         for block in blocks:
-            if block not in away:
-                self._arrivals.send(block, modules[block], page)
-                self._watch(block, modules[block])
-                continue
-            laid, size = layouts.pop(block)
-            if block in fresh:
-                room = arenas[away[block]].room(size)
-                homed = self._homed.setdefault(block, HomedBlock(block, modules[block], room, ()))
-                homed.room = room
-            self._homed[block].tensors = [its for _, its in laid]
-            self._arrivals.send_home(self._homed[block], laid, page)
-        self._arrivals.start(self._arenas)
-
-    def _watch(self, block: str, module: torch.nn.Module) -> None:
-        """Have a block on the compute device come, and get its patches, when it is first used."""
-        if block not in self._first_uses:
-            hook = module.register_forward_pre_hook(
-                lambda its, given: self._first_use(block) if its is module else None,  # not for a copy of the module
-                prepend=True,
-            )
-            self._first_uses[block] = module, hook
-
-    def _first_use(self, block: str) -> None:
-        module, hook = self._first_uses[block]
-        if block in self._arrivals:
-            self.bring(block)
-        if block in self._awaiting:
-            self.passing(block, {name: tensor for _, name, tensor in own_tensors(module)})
-            self.has_patches(block)
-        del self._first_uses[block]
-        hook.remove()
-
-    def _forget_first_uses(self) -> None:
-        for _, hook in self._first_uses.values():
-            hook.remove()
-        self._first_uses.clear()
-        self._awaiting.clear()
-        for homed in self._homed.values():
-            homed.awaits = False
-
-    # -----------------------------------------------------------------------------------------------------------------
+            if block in away:
+                self.due.send_home(self._homed[block], layouts.pop(block)[0], page)
+            else:
+                self.due.send(block, modules[block], page)
+        self.due.start(self._arenas)
 
     def time_steps(self, *, cold: bool) -> None:
         """Time the next steps, if blocks are streamed. `cold`: the first of them is not like the others."""
@@ -298,14 +183,14 @@ class Residence:
 
     def intact(self) -> bool:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
-        if self.plan is None or self._arrivals.failed:
+        if self.plan is None or self.due.failed:
             return False
-        return all(block.is_home() or block.name in self._arrivals for block in self._homed.values())
+        return all(block.is_home() or self.due.is_coming(block.name) for block in self._homed.values())
 
     def misplaced(self, modules: Modules) -> str | None:
         """A block that is not at its home; None if all are. Looks at resident blocks, too."""
         for block in (placement.block for placement in (self.plan.placements if self.plan is not None else ())):
-            if block in self._arrivals:
+            if self.due.is_coming(block):
                 continue
             homed = self._homed.get(block)
             if not (homed.is_home() if homed is not None else _is_on(modules[block], self.compute)):
@@ -366,7 +251,7 @@ class Residence:
         self._settle()
         if self.streamer is not None:
             self._drop_unused()
-            if not len(self._arrivals):  # which pin what they fill
+            if not self.due.coming:  # which are pinned where they go
                 self._pin()
 
     @property
@@ -417,6 +302,21 @@ class Residence:
         """Whether a block rests at the home that we gave it, away from the compute device."""
         return block in self._homed
 
+    def homed(self, block: str) -> HomedBlock | None:
+        """A block away from the compute device."""
+        return self._homed.get(block)
+
+    def warm_up(self) -> None:
+        """A pass is not like the others: patches are computed in it."""
+        if self.streamer is not None:
+            self.streamer.cold = True
+
+    def complete(self) -> None:
+        """Everything has come."""
+        self._land()
+        self._drop_unused()
+        self._pin()
+
     def forget(self) -> None:
         """`leave`, and drop all arenas: only the memory that the model's tensors still use stays allocated."""
         self.leave()
@@ -433,7 +333,7 @@ class Residence:
     def idle(self) -> bool:
         """Whether nothing streams and nothing is pinned, so that no device uses this memory."""
         pinned = any(arena.pinned_bytes for arena in self._arenas)
-        return self.streamer is None and not pinned and not len(self._arrivals)
+        return self.streamer is None and not pinned and not self.due.coming
 
     # -- moving -------------------------------------------------------------------------------------------------
 
@@ -473,8 +373,7 @@ class Residence:
             arena.pin(self.compute)
 
     def _stop_streaming(self, *, unpin: bool = True) -> None:
-        self._arrivals.close()
-        self._forget_first_uses()
+        self.due.close()
         self._land()
         self.times.detach()
         if self.streamer is not None:

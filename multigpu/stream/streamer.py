@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,6 +27,7 @@ from ..devices.torch_devices import FILE, device_name
 from ..units import format_bytes
 from .arena import Segment, allocate
 from .file_lane import open_file_lane
+from .first_uses import FirstUses
 from .hoisting import Hoisting
 from .homes import HomedBlock
 from .lanes import Event, Lane, check, device_module, open_lane, wait_for
@@ -82,35 +83,6 @@ class _Active:
     staged: _Staged | None
 
 
-class Homes(Protocol):
-    """Where the blocks rest, and what is still to come there."""
-
-    @property
-    def outstanding(self) -> bool:
-        """Whether anything is still to come."""
-
-    def is_there(self, block: str) -> bool:
-        """Whether it can be copied from its home without waiting."""
-
-    def is_coming(self, block: str) -> bool: ...
-
-    def bring(self, block: str) -> None:
-        """Wait for a block that is coming."""
-
-    @property
-    def passing(self) -> Callable[[str, Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]:
-        """From a block's tensors on the compute device to those that have patches, with them."""
-
-    def has_patches(self, block: str) -> None:
-        """A block has got the patches that it has awaited, at its home, too."""
-
-    def look(self) -> None:
-        """A block has run: something may have become complete."""
-
-    def finish(self) -> None:
-        """Let everything come that is still to come."""
-
-
 Spare = Callable[[], int]
 """Bytes of the compute device that are free and needed by nobody; below zero: so many that must be given back."""
 
@@ -127,16 +99,16 @@ class Streamer:
         compute: torch.device,
         ring_bytes: int,
         spare: Spare | None = None,
-        homes: Homes | None = None,
+        due: FirstUses | None = None,
     ) -> None:
         """A ring smaller than the largest block becomes as large as that. Without `spare` no block is retained.
 
-        Without `homes` all blocks are there, and have their patches.
+        `due` knows what blocks need when they are first used; without it they need nothing.
         """
         self.compute = compute
         self.blocks = blocks
         self.counters = StreamCounters()
-        self._homes = homes
+        self._due = due
         self.hoisting: Hoisting | None = None
         """Knows which blocks need no weights in a pass."""
         self.cold = True
@@ -251,8 +223,8 @@ class Streamer:
 
         Not after a cold pass: that has needed more than the next one will.
         """
-        if self._homes is not None and self._homes.outstanding:
-            self._homes.finish()
+        if self._due is not None and self._due.outstanding:
+            self._due.finish()
         if self.cold:
             self.cold = False
             self._empty_cache()
@@ -297,8 +269,8 @@ class Streamer:
     def _before(self, index: int, given: tuple[Any, ...]) -> None:
         self._recover()
         block = self.blocks[index]
-        if self._homes is not None and self._homes.is_coming(block.name):
-            self._homes.bring(block.name)
+        if self._due is not None and self._due.is_coming(block.name):
+            self._due.bring(block.name)
         if not block.is_home():
             self.counters.foreign += 1
             return
@@ -330,12 +302,12 @@ class Streamer:
             tensor.name: tensor.rebuild([leaf.view(memory.typed(leaf.dtype), start) for leaf in tensor.leaves])
             for tensor in block.tensors
         }
-        if self._homes is not None and (block.awaits or block.pages):
-            patched = self._homes.passing(block.name, tensors)
+        if self._due is not None and (block.awaits or block.pages):
+            patched = self._due.passing(block.name, tensors)
             if block.awaits:  # what is staged may be used again: it has to be what is at home now
                 for name, its in patched.items():
                     tensors[name].copy_(its)
-                self._homes.has_patches(block.name)
+                self._due.has_patches(block.name)
             else:
                 tensors.update(patched)
         for tensor in block.tensors:
@@ -346,8 +318,8 @@ class Streamer:
             self._put_back()
             if self._aside is None:
                 self._look_ahead()
-        if self._homes is not None and self._aside is None:
-            self._homes.look()
+        if self._due is not None and self._aside is None:
+            self._due.look()
 
     def _recover(self) -> None:
         """After an interrupted forward, whose second hook did not run: do what that hook would have done."""
@@ -393,7 +365,7 @@ class Streamer:
             if self.hoisting is not None and not self.hoisting.needed(index):
                 position += 1
                 continue
-            if self._homes is not None and not self._homes.is_there(self.blocks[index].name):
+            if self._due is not None and not self._due.is_there(self.blocks[index].name):
                 return
             staged = self._staged.get(index) or self._stage(index)
             if staged is None:

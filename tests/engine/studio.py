@@ -32,7 +32,7 @@ def load_whole(patcher: Any) -> None:
     memory.load_models_gpu([patcher])
     placed = getattr(patcher, "placed", None)
     if placed is not None:
-        placed.states.of(patcher).residence.finish()
+        placed.states.of(patcher).residence.due.finish()
 
 
 class Studio:

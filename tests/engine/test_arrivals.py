@@ -75,7 +75,7 @@ def test_a_load_returns_before_the_file_is_read_and_the_first_step_follows_the_r
     placed = studio.place(studio.flux())
     gate.left = 60  # of about 4,000 parts
     memory.load_models_gpu([placed])
-    assert residence(studio, placed).outstanding
+    assert residence(studio, placed).due.outstanding
     assert studio.states.of(placed).count is None, "nothing is claimed of bytes that are not there"
     (told,) = studio.snapshot().models
     assert told.resting["disk"] > 0
@@ -96,7 +96,7 @@ def test_a_load_returns_before_the_file_is_read_and_the_first_step_follows_the_r
     drawing.join()
     remove()
     assert torch.equal(drawn[0], want)
-    assert not residence(studio, placed).outstanding
+    assert not residence(studio, placed).due.outstanding
     assert studio.states.of(placed).count == studio.proven(placed) == studio.planned(placed)
 
 
@@ -106,7 +106,7 @@ def test_a_load_takes_the_memory_of_the_compute_device_at_once(studio: Studio, g
 
     placed = studio.place(studio.flux(), f"{studio.accelerators[0]},60%;cpu,*")
     memory.load_models_gpu([placed])
-    assert residence(studio, placed).outstanding
+    assert residence(studio, placed).due.outstanding
     plan = placed.placed.plan
     assert studio.world.allocated(studio.accelerators[0]) >= plan.bytes_on(plan.compute) + plan.ring_bytes
     gate.open()
@@ -127,7 +127,7 @@ def test_a_first_step_that_breaks_off(studio: Studio, monkeypatch: pytest.Monkey
         patched.setattr(owner, "forward", forward)
         with pytest.raises(Stumble):
             studio.latent(placed)
-    assert residence(studio, placed).outstanding
+    assert residence(studio, placed).due.outstanding
     assert 0 < len(placed.backup) < len(placed.patches), "some have their patches, and the table knows which"
     if then == "unload":
         studio.unload()
@@ -156,8 +156,8 @@ def test_another_lora_reads_only_the_weights_that_it_changes(studio: Studio, gat
     homed = residence(studio, placed)._homed
     rooms = {name: block.room for name, block in homed.items() if homes[name] == "cpu"}
     pinned, came = studio.world.pinned_bytes(), []
-    arrived = residence(studio, placed)._arrivals.bring
-    residence(studio, placed)._arrivals.bring = lambda block: (came.append(block), arrived(block))[1]
+    arrived = residence(studio, placed).due._arrivals.bring
+    residence(studio, placed).due._arrivals.bring = lambda block: (came.append(block), arrived(block))[1]
     assert torch.equal(studio.latent(second), want[1])
     assert {*came} == {key.rpartition(".")[0] for key in second.patches}
     assert all(homed[name].room is room for name, room in rooms.items()), "the same memory"
@@ -229,11 +229,11 @@ def test_blocks_that_a_pass_leaves_out_come_after_it(studio: Studio) -> None:
         module.forward = lambda x, **_: x  # as a node that skips layers
     try:
         studio.latent(placed, steps=1)
-        assert residence(studio, placed).outstanding
+        assert residence(studio, placed).due.outstanding
         studio.latent(placed, steps=2)
     finally:
         del module.forward
-    assert not residence(studio, placed).outstanding
+    assert not residence(studio, placed).due.outstanding
     assert studio.states.of(placed).count == studio.planned(placed)
 
 

@@ -112,11 +112,11 @@ class PlacedLoading(PlacedPatching):
                 state.residence.forget_hoisted()
                 self._bake(state)
                 self._tell_host(state, plan, Loaded(self.patches_uuid))
-            state.residence.passing = self.passing()
+            state.residence.told.passing = self.passing()
             if force_patch_weights or self._needs_all_at_once():
-                state.residence.finish()
-            state.residence.time_steps(cold=moved or state.residence.outstanding)
-            state.residence.look()
+                state.residence.due.finish()
+            state.residence.time_steps(cold=moved or state.residence.due.outstanding)
+            state.residence.due.look()
             state.used = time.time()
         with self.use_ejected():
             self._move_patched_objects(self.load_device)
@@ -140,7 +140,7 @@ class PlacedLoading(PlacedPatching):
                 if state.loaded.patches_uuid == self.patches_uuid:
                     self._bake(state)  # what was to get its patches later still is
                 self._tell_host(state, plan, state.loaded)
-                state.residence.look()
+                state.residence.due.look()
         return before - self.loaded_size()
 
     # -- the steps of a load --------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ class PlacedLoading(PlacedPatching):
                 pages = state.pages
                 state.residence.apply(plan, state.modules, progress, pages.holding, pages.rest, spare)
             for placement in plan.placements:
-                if placement.reason not in CALLED and state.residence.is_coming(placement.block):
-                    state.residence.bring(placement.block)
+                if placement.reason not in CALLED and state.residence.due.is_coming(placement.block):
+                    state.residence.due.bring(placement.block)
             trim_heap()
         return plan
 
@@ -187,7 +187,8 @@ class PlacedLoading(PlacedPatching):
             if isinstance(progress, LoadingBar):
                 progress.finish()
 
-        state.residence.came, state.residence.settled = came, settled
+        told = state.residence.told
+        told.came, told.settled = came, settled
 
     def _needs_all_at_once(self) -> bool:
         """Whether weights are used in other ways than by the modules' own forward, which shows when they are due."""

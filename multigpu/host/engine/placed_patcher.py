@@ -159,7 +159,7 @@ class PlacedPatcher(Base):
         """Weights are saved with their patches, also those that were to get them when they are first used."""
         placed = self.placed
         if placed is not None and placed.states.of(self).holds(self.model):
-            placed.states.of(self).residence.finish()
+            placed.states.of(self).residence.due.finish()
         return super().model_state_dict_for_saving(*arguments, **named)
 
     def patch_hooks(self, hooks: Any) -> Any:
@@ -177,7 +177,7 @@ class PlacedPatcher(Base):
         residence = state.residence
         if expected:
             refuse_writing(self, state)
-        residence.finish()
+        residence.due.finish()
         residence.changing()
         result = change()
         residence.changed()

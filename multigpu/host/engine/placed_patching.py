@@ -71,14 +71,14 @@ class PlacedPatching(ModelPatcher):
         now = [key for key in (*stale, *fresh) if key not in later]
         if now or later:
             state.residence.changing()
-        state.residence.await_patches({split(key)[0] for key in later}, state.modules)
+        state.residence.due.await_patches({split(key)[0] for key in later}, state.modules)
         if not now:
             return
         files = ModelFiles(files_of(self))
         try:
             for key in now:
-                if state.residence.is_coming(split(key)[0]):
-                    state.residence.bring(split(key)[0])
+                if state.residence.due.is_coming(split(key)[0]):
+                    state.residence.due.bring(split(key)[0])
                 if key in self.patches:
                     self._bake_one(state, key, files)
                 else:
