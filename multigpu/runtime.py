@@ -17,7 +17,7 @@ from .errors import HostIncompatible
 from .host.capabilities import HostCapabilities, probe
 from .host.surface import Feature
 from .lifecycle.absent import NoFreeFlow
-from .settings import Settings
+from .settings import RAY_FILE, Settings
 from .target import Resolver
 from .telemetry.recorder import Recorder
 
@@ -147,14 +147,21 @@ class Runtime:
         return all_nodes(self)
 
     def read_settings(self) -> None:
-        """Take over what ComfyUI has saved of its settings dialog. A line is logged for each problem found."""
+        """Take over what ComfyUI has saved of its settings dialog, and the file that names a Ray cluster.
+
+        A line is logged for each problem found.
+        """
+        before = self.settings
         if self.capabilities.offers(Feature.PANEL):
             from .host.user_folder import saved_settings
 
-            before = self.settings
-            self._use(before.with_stored(saved_settings()))
-            for problem in self.settings.problems[len(before.problems) :]:
-                logging.getLogger(LOGGER).warning("[MultiGPU] %s", problem)
+            self._use(self.settings.with_stored(saved_settings()))
+        if self.capabilities.offers(Feature.SPEEDS):
+            from .host.user_folder import saved_text
+
+            self._use(self.settings.with_head(saved_text(RAY_FILE)))
+        for problem in self.settings.problems[len(before.problems) :]:
+            logging.getLogger(LOGGER).warning("[MultiGPU] %s", problem)
 
     def change_settings(self, values: Mapping[str, Any]) -> None:
         """Change settings while ComfyUI runs. Raises RequestError, and changes nothing, if one is invalid."""

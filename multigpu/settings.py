@@ -99,6 +99,21 @@ class Settings:
                     settings = replace(settings, problems=(*settings.problems, wrong))
         return settings
 
+    def with_head(self, text: str) -> Settings:
+        """With the head of a Ray cluster that the file `RAY_FILE` names, unless the environment names one.
+
+        Never fails: an invalid text counts as a problem.
+        """
+        if self.ray is not None or not text.strip():
+            return self
+        variable = VARIABLES["MULTIGPU_RAY"]
+        try:
+            return replace(self, ray=variable.read(text.strip().lower()))
+        except ValueError:
+            shown = ascii(text.strip()[:60])
+            wrong = f"the file {RAY_FILE} says {shown}, but it can be {variable.choices}: {variable.default} is used"
+            return replace(self, problems=(*self.problems, wrong))
+
     def to_json(self) -> dict[str, Any]:
         """The settings that can be changed while ComfyUI runs."""
         return {
@@ -112,6 +127,9 @@ class Settings:
 
 
 ENVIRONMENT, DIALOG = "environment", "settings"
+RAY_FILE = "ray_head"
+"""The file in our folder of ComfyUI's user directory. It is not in ComfyUI's settings dialog: whoever reaches ComfyUI's
+port can write those, and a cluster that somebody else names would get the token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,14 @@ def user_folder() -> Path:
     return Path(folder_paths.get_system_user_directory("multigpu"))
 
 
+def saved_text(name: str) -> str:
+    """What a file in that folder says; nothing if it is missing or cannot be read."""
+    try:
+        return (user_folder() / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
 def saved_settings() -> dict[str, Any]:
     """What ComfyUI has saved, by the ids in its settings dialog; nothing if the file is missing or damaged.
 

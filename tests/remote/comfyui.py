@@ -16,21 +16,30 @@ from tests.host.workflows import flux, placed
 NODE_B = "ray://node-b/cpu"
 
 
-def arguments(base: Path, models: Path, host: Host = NEWEST) -> list[str]:
-    """What a ComfyUI with our pack and these models is started with, in this base folder, which is made."""
+def arguments(base: Path, models: Path, host: Host = NEWEST, devices: tuple[str, ...] = ("--cpu",)) -> list[str]:
+    """What a ComfyUI with our pack and these models is started with, in this base folder, which is made.
+
+    `devices` are the flags that choose them.
+    """
     places = Places.here()
     packs = {"multigpu": places.root}
     prepare_base(ServerSpec(tree=places.root, python=Path(sys.executable), base=base, models=models, packs=packs))
     return [
-        "--cpu", "--base-directory", str(base), "--database-url", "sqlite:///:memory:", "--disable-api-nodes",
+        *devices, "--base-directory", str(base), "--database-url", "sqlite:///:memory:", "--disable-api-nodes",
         "--extra-model-paths-config", str(base / "extra_paths.yaml"),
         "--front-end-root", str(Frontend(host).files(places)),
     ]  # fmt: skip
 
 
-def driver_spec(base: Path, head: str) -> ServerSpec:
-    """The ComfyUI where the user sits, which knows the cluster with this head."""
-    environment = {"MULTIGPU_RAY": head, **{name: os.environ[name] for name in ("RAY_AUTH_TOKEN_PATH", "PYTHONPATH")}}
+def driver_spec(base: Path, head: str, *, in_file: bool = False) -> ServerSpec:
+    """The ComfyUI where the user sits, which knows the cluster with this head from the environment, or from a file."""
+    environment = {name: os.environ[name] for name in ("RAY_AUTH_TOKEN_PATH", "PYTHONPATH")}
+    if in_file:
+        folder = base / "user" / "__multigpu"
+        folder.mkdir(parents=True)
+        (folder / "ray_head").write_text(f"{head}\n")
+    else:
+        environment["MULTIGPU_RAY"] = head
     return spec_for(NEWEST, base, Path(sys.executable), environment=environment)
 
 

@@ -60,7 +60,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Proc
 
 @pytest.fixture(scope="module")
 def comfy(worker: tuple[str, Process], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    with Server(driver_spec(tmp_path_factory.mktemp("here"), worker[0])) as server:
+    with Server(driver_spec(tmp_path_factory.mktemp("here"), worker[0], in_file=True)) as server:
         yield Driver(server)
 
 

@@ -39,6 +39,20 @@ def test_the_head_of_a_cluster(text: str) -> None:
     assert Settings.from_environment({"MULTIGPU_RAY": text}) == Settings(ray=text)
 
 
+def test_the_head_of_a_cluster_in_a_file() -> None:
+    assert Settings().with_head(" 10.0.0.7:6379\n") == Settings(ray="10.0.0.7:6379")
+    assert Settings().with_head("\n") == Settings()
+    assert Settings(ray="here:1").with_head("10.0.0.7:6379") == Settings(ray="here:1"), "the environment comes first"
+    (problem,) = Settings().with_head("on").problems
+    assert problem == "the file ray_head says 'on', but it can be the head of a Ray cluster, as HOST:PORT: none is used"
+
+
+def test_no_request_names_a_cluster() -> None:
+    with pytest.raises(RequestError, match="there is no setting 'ray'"):
+        Settings().changed({"ray": "10.0.0.7:6379"})
+    assert Settings().with_stored({"MultiGPU.Ray": "10.0.0.7:6379"}) == Settings()
+
+
 @pytest.mark.parametrize(("text", "meaning"), [("85", 85), ("85%", 85), (" 100 % ", 100), ("", None)])
 def test_the_ram_limit(text: str, meaning: int | None) -> None:
     assert Settings.from_environment({"MULTIGPU_RAM_LIMIT": text}) == Settings(ram_limit=meaning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -82,13 +83,17 @@ class PipeLink:
 class PipeWorker:
     """The process. Ends when it is closed, or when this process ends."""
 
-    def __init__(self, folder: Path, tree: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, folder: Path, tree: Path, arguments: Sequence[str], simulated: str = "") -> None:
+        """With `simulated` it has such devices: see `SIMDEV` in docs/simulated-devices.md."""
         self.log = folder / "worker.log"
         (self.calls, theirs), (self.control, other) = Pipe(), Pipe()
         ends = (theirs.fileno(), other.fileno())
         command = [sys.executable, "-m", "tests.remote.components.pipe", *map(str, ends), str(tree), *arguments]
+        environment = {**os.environ, "SIMDEV": simulated}
         with self.log.open("wb") as log, theirs, other:
-            self.process = subprocess.Popen(command, cwd=Places.here().root, stdout=log, stderr=log, pass_fds=ends)
+            self.process = subprocess.Popen(
+                command, cwd=Places.here().root, stdout=log, stderr=log, pass_fds=ends, env=environment
+            )
 
     def close(self) -> None:
         self.calls.close()
@@ -98,6 +103,10 @@ class PipeWorker:
 
 
 def serve(calls: Connection, control: Connection, tree: Path, arguments: list[str]) -> None:
+    if os.environ["SIMDEV"]:
+        from tests.sim import simdev
+
+        simdev.install_from_text(os.environ["SIMDEV"])
     from multigpu.host.remote.boot import boot
 
     service = boot(tree, arguments)
