@@ -152,8 +152,12 @@ class Run:
         self._delete_files()
 
     def _missing(self, case: Case, needed: set[str], rounds: int) -> list[str]:
-        """The sides of a case that have been measured in fewer rounds, failures included."""
+        """The sides of a case that have been measured in fewer rounds, failures included.
+
+        ComfyUI alone takes no allocation. What it draws with all weights resident is compared.
+        """
         sides, rounds = (("core",), 1) if case.name in needed else (self.options.sides, rounds)
+        sides = [side for side in sides if side == "ours" or not case.allocation]
         done = [row["side"] for row in self.results["rows"] if row["case"] == case.name]
         return [side for side in sides if done.count(side) < rounds]
 

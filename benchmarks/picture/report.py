@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .cases import CASES, FIRST_STEPS
@@ -39,10 +39,12 @@ HOISTED = tuple(name for name in HALF if CASES[name].hoist)
 
 @dataclass(frozen=True)
 class Facts:
-    """What no single process knows: the speed of the link and, by case, the step with all weights resident."""
+    """What no single process knows: the speed of the link and, by case, the step with all weights resident, and what
+    core has drawn then."""
 
     link: float | None
     resident: dict[str, float]
+    pictures: dict[str, Any] = field(default_factory=dict)
 
     def limit(self, row: Row) -> float | None:
         """max(T, streamed / B). A model that was not placed fits."""
@@ -87,7 +89,7 @@ def _forecast_error(ours: Row, core: Row, facts: Facts) -> float | None:
 
 def _pictures_that_differ(ours: Row, core: Row, facts: Facts) -> float | None:
     """Only those without a LoRA: DynamicVRAM applies LoRAs in another precision."""
-    mine, theirs = ours.get("pictures", {}), core.get("pictures", {})
+    mine, theirs = ours.get("pictures", {}), core.get("pictures") or facts.pictures.get(ours["case"], {})
     plain = ("off",) if CASES[ours["case"]].lora else ("first", "second")
     both = [what for what in plain if what in mine and what in theirs]
     return sum(mine[what]["sha256"] != theirs[what]["sha256"] for what in both) if both else None
@@ -169,12 +171,13 @@ def measured(rows: list[Row], case: str, side: str) -> list[Row]:
 
 
 def facts(results: dict[str, Any]) -> Facts:
-    resident = {}
+    resident, pictures = {}, {}
     for name, case in CASES.items():
-        found = [row["step"] for row in measured(results["rows"], case.resident, "core")]
+        found = measured(results["rows"], case.resident, "core")
         if found:
-            resident[name] = statistics.median(found)
-    return Facts(results.get("machine", {}).get("link"), resident)
+            resident[name] = statistics.median(row["step"] for row in found)
+            pictures[name] = found[0].get("pictures", {})
+    return Facts(results.get("machine", {}).get("link"), resident, pictures)
 
 
 def judge(results: dict[str, Any]) -> list[Verdict]:

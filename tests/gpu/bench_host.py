@@ -180,10 +180,15 @@ def warm_up(small: str, forward: Forward) -> None:
 
 
 def load_on_device(patcher: Any) -> None:
+    """Load a model whole: what would come with the first step comes now."""
     import comfy.model_management
 
     with torch.inference_mode():
         comfy.model_management.load_models_gpu([patcher], memory_required=4 << 30)
+        placed = getattr(patcher, "placed", None)
+        residence = None if placed is None else placed.states.of(patcher).residence
+        if hasattr(residence, "due"):  # not in older trees
+            residence.due.finish()
 
 
 def unload() -> None:

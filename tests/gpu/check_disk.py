@@ -1,9 +1,11 @@
 """Weights that stay in the model file, on a real GPU with DynamicVRAM: bit-identical, and without RAM of their own.
 
-    python tests/gpu/check_disk.py [--host TREE] [--card 8] [--small]
+    python tests/gpu/check_disk.py [--host TREE] [--card 8] [--small] [--only strings limit]
 
 First by strings, then `auto` on a GPU of which a ballast leaves `--card` GB, in a process of its own that a control
-group limits to half the model's bytes of RAM; where no such group can be made, that part is left out and says so.
+group limits to half the model's bytes of RAM, and which compares with what this one has computed; where no such group
+can be made, that part is left out and says so. Half of a small model is less than Python needs: the limit needs the
+whole one.
 Prints one line per check and exits 1 if any failed.
 """
 
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +67,7 @@ def check_placed(check: Checks, name: str, placed: Any, forward: host.Forward, w
     print(f"       {seconds:.3f} s a step, {expected:.3f} were expected; {read:.1f} GB/s from the file", flush=True)
 
 
-def by_strings(check: Checks, path: str, forward: host.Forward) -> None:
-    patcher = host.load(path)
-    host.load_on_device(patcher)
-    forward(patcher)
-    want = forward(patcher)
+def by_strings(check: Checks, patcher: Any, forward: host.Forward, want: torch.Tensor) -> None:
     for text in ("cuda:0,40%;disk,*", "cuda:0,30%;cpu,30%;disk,*", "disk,*"):
         host.unload()
         placed = host.place(patcher, text)
@@ -83,7 +81,7 @@ def by_strings(check: Checks, path: str, forward: host.Forward) -> None:
     check_placed(check, "with a LoRA", lora(host.place(patcher, "cuda:0,40%;disk,*"), 0.7), forward, patched)
 
 
-def limited(check: Checks, path: str, forward: host.Forward, card: float) -> None:
+def limited(check: Checks, path: str, forward: host.Forward, card: float, want: torch.Tensor) -> None:
     """In the process whose RAM is limited."""
     from multigpu.devices.ram import ram
 
@@ -91,13 +89,9 @@ def limited(check: Checks, path: str, forward: host.Forward, card: float) -> Non
     check(
         "the limit of RAM is known", total <= os.path.getsize(path) // 2, f"{free / GB:.1f} of {total / GB:.1f} GB free"
     )
-    patcher = host.load(path)
-    host.load_on_device(patcher)
-    forward(patcher)
-    want = forward(patcher)
-    host.unload()
     ballast = torch.empty(max(0, torch.cuda.mem_get_info()[0] - int(card * GB)), dtype=torch.uint8, device="cuda:0")
-    check_placed(check, f"auto, {card} GB card, RAM for half of the model", host.place(patcher, "auto"), forward, want)
+    placed = host.place(host.load(path))
+    check_placed(check, f"auto, {card} GB card, RAM for half of the model", placed, forward, want)
     del ballast
 
 
@@ -109,6 +103,8 @@ def group(limit: int) -> Iterator[Path | None]:
     old = "memory" in paths
     made = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup") / paths.get("memory" if old else "", "") / "disk"
     try:
+        with suppress(OSError):
+            (made.parent / "cgroup.subtree_control").write_text("+memory")
         made.mkdir()
         (made / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
     except OSError as reason:
@@ -124,25 +120,34 @@ def main() -> int:
     parser.add_argument("--host")
     parser.add_argument("--card", type=float, default=8)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--limited", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="+", choices=("strings", "limit"), default=["strings", "limit"])
+    parser.add_argument("--limited", metavar="FILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     arguments = sys.argv[1:]
     host.start(options.host, dynamic=True)
     path = host.flux_file("small" if options.small else "whole")
     forward = host.Forward(torch.device("cuda:0"))
     check = Checks()
-    if options.limited:
-        limited(check, path, forward, options.card)
-        return int(check.failed > 0)
     host.warm_up(host.flux_file("small"), forward)
-    by_strings(check, path, forward)
+    if options.limited:
+        limited(check, path, forward, options.card, torch.load(options.limited).to("cuda:0"))
+        return int(check.failed > 0)
+    patcher = host.load(path)
+    host.load_on_device(patcher)
+    forward(patcher)
+    want = forward(patcher)
+    if "strings" in options.only:
+        by_strings(check, patcher, forward, want)
     host.unload()
+    file = f"{path}.want"
+    torch.save(want.cpu(), file)
     with group(os.path.getsize(path) // 2) as made:
-        if made is not None:
-            command = [sys.executable, __file__, *arguments, "--limited"]
+        if made is not None and "limit" in options.only:
+            command = [sys.executable, __file__, *arguments, "--limited", file]
             enter = f'echo $$ > "{made}/cgroup.procs" && exec "$@"'
             done = subprocess.run(["sh", "-c", enter, "sh", *command], check=False)
             check("auto under a limit of RAM", done.returncode == 0, f"exit {done.returncode}")
+    os.remove(file)
     print(f"{check.failed} failed")
     return int(check.failed > 0)
 
