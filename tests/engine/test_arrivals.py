@@ -237,13 +237,14 @@ def test_blocks_that_a_pass_leaves_out_come_after_it(studio: Studio) -> None:
     assert studio.states.of(placed).count == studio.planned(placed)
 
 
-def test_weights_are_saved_with_patches_that_were_to_come_later(studio: Studio, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "cuda:0,30%;cpu,10%;disk,*"])
+def test_weights_are_saved_with_patches_that_were_to_come_later(studio: Studio, tmp_path: Path, text: Any) -> None:
     import comfy.sd
     from safetensors.torch import load_file
 
     comfy.sd.save_checkpoint(str(tmp_path / "stock.safetensors"), studio.lora(studio.flux(), 0.8))
     studio.unload()
-    comfy.sd.save_checkpoint(str(tmp_path / "ours.safetensors"), studio.lora(studio.place(studio.flux()), 0.8))
+    comfy.sd.save_checkpoint(str(tmp_path / "ours.safetensors"), studio.lora(studio.place(studio.flux(), text), 0.8))
     stock, ours = (load_file(tmp_path / f"{name}.safetensors") for name in ("stock", "ours"))
     assert stock.keys() == ours.keys() and all(torch.equal(stock[key], ours[key]) for key in stock)
 

@@ -38,8 +38,7 @@ def driver_spec(base: Path, head: str, *, in_file: bool = False) -> ServerSpec:
         folder = base / "user" / "__multigpu"
         folder.mkdir(parents=True)
         (folder / "ray_head").write_text(f"{head}\n")
-    else:
-        environment["MULTIGPU_RAY"] = head
+    environment["MULTIGPU_RAY"] = "" if in_file else head
     return spec_for(NEWEST, base, Path(sys.executable), environment=environment)
 
 

@@ -207,7 +207,8 @@ class PlacedLoading(PlacedPatching):
 
     def _tell_host(self, state: ModelState, plan: Plan, loaded: Loaded) -> None:
         """The marks and numbers by which the host knows what is loaded."""
-        mark_loaded(self, {placement.block for placement in plan.streamed})
+        in_file = {placement.block for placement in plan.streamed if placement.home.is_disk}
+        mark_loaded(self, {placement.block for placement in plan.streamed}, in_file)
         self.model.model_lowvram = True
         self.model.lowvram_patch_counter = 0
         self.model.device = self.load_device
