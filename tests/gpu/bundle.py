@@ -4,7 +4,7 @@
 
 FOLDER (`.bundle` by default) gets a slim ComfyUI (without the largest tokenizers, tests and templates), under `site/`
 the packages that importing it needs and that such a machine lacks, and under `wheels/`, packed, those that only its
-server needs. comfy-kitchen goes without its compiled libraries, comfy-aimdo (DynamicVRAM) with it. About 60 MB.
+server needs. comfy-kitchen goes without its compiled libraries, comfy-aimdo (DynamicVRAM) with it. About 59 MB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEEP = (
     "alembic_db", "comfy", "comfy_api", "comfy_api_nodes", "comfy_config", "comfy_execution", "comfy_extras", "utils",
     "api_server", "app", "middleware",
 )  # fmt: skip
-LARGEST_FILE = 2_450_000
+LARGEST_FILE = 2_000_000
 PURE = ("comfy-kitchen==0.2.26", "torchsde==0.2.6", "trampoline==0.1.2")
 NATIVE = ("comfy-aimdo==0.4.11",)
 SERVER = (
