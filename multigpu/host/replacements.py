@@ -17,6 +17,8 @@ import comfy.model_patcher
 import torch
 
 from ..errors import HostIncompatible
+from .engine.blocks import late_dtype
+from .engine.file_pages import in_file
 
 SWAP = threading.RLock()
 """Held while `CoreModelPatcher` is replaced."""
@@ -42,7 +44,10 @@ def static_patchers(*, in_pages: bool = False) -> Iterator[None]:
             result = load(self, sd, unet_prefix, True)
             for module, name, dtype in types:  # copying would have cast them
                 weight = module._parameters[name]
-                if weight is not None and type(weight) is torch.nn.Parameter and weight.dtype != dtype:
+                if weight is None or type(weight) is not torch.nn.Parameter or weight.dtype == dtype:
+                    continue
+                setattr(module, f"{name}_comfy_model_dtype", dtype)
+                if late_dtype(module, name, weight) is None or not in_file(weight):
                     module._parameters[name] = torch.nn.Parameter(weight.detach().to(dtype), requires_grad=False)
             return result
 

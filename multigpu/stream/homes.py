@@ -6,7 +6,7 @@ A block whose home is the model file has only those tensors in its room that are
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import TensorWeakRef
 
 from ..devices.torch_devices import FILE, device_of
-from .arena import Room
+from .arena import Room, Segment
 from .file_lane import FileSource
 from .lanes import Event
 from .layout import Leaf, Rebuild, align, is_plain, lay_out, leaves_of
@@ -45,6 +45,10 @@ class HomedTensor:
         """The plain tensors that hold its bytes in `room`; they may be used in and outside of inference mode."""
         with torch.inference_mode(False), torch.no_grad():
             return [leaf.view(room.flat.view(leaf.dtype), 0) for leaf in self.leaves]
+
+    def over(self, memory: Segment, start: int) -> torch.Tensor:
+        """An equal tensor over the bytes of the block that begin at `start`, such as those in the ring."""
+        return self.rebuild([leaf.view(memory.typed(leaf.dtype), start) for leaf in self.leaves])
 
     def settle(self, room: Room, old: torch.Tensor | None = None) -> None:
         """Put this tensor, over its bytes in `room`, into the module; as the object `old`, if that is given."""
@@ -114,7 +118,7 @@ class HomedBlock:
         return all(tensor.is_home() for tensor in self.tensors)
 
     def write(self, name: str, tensor: torch.Tensor) -> bool:
-        """Overwrite one tensor in place. Returns False, and changes nothing, if the new one has another shape or type.
+        """Overwrite one tensor in place. Returns False, and changes nothing, if the new one needs another layout.
 
         The same if other code holds a tensor of this block, because that one must not change, and if it is in a file. A
         copy from a device may still be under way afterwards.
@@ -124,9 +128,13 @@ class HomedBlock:
         target = next(each for each in self.tensors if each.name == name)
         alone = self._reclaim(target)
         parts, rebuild = leaves_of(tensor)
-        kinds = [(part.shape, part.dtype) for part in parts]
-        if not alone or kinds != [(torch.Size(leaf.shape), leaf.dtype) for leaf in target.leaves]:
+        kinds = [(part.shape, part.dtype.itemsize) for part in parts]
+        if not alone or kinds != [(torch.Size(leaf.shape), leaf.dtype.itemsize) for leaf in target.leaves]:
             return False
+        if any(part.dtype != leaf.dtype for part, leaf in zip(parts, target.leaves, strict=True)):
+            target.leaves = [replace(leaf, dtype=part.dtype) for part, leaf in zip(parts, target.leaves, strict=True)]
+            target.rebuild = rebuild
+            target.settle(self.room, target.home)
         for view, part in zip(target.views(self.room), parts, strict=True):
             view.copy_(part, non_blocking=True)
         if not is_plain(tensor):  # it may have other attributes than the old one

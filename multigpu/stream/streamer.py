@@ -298,15 +298,14 @@ class Streamer:
 
     def _give(self, block: HomedBlock, memory: Segment, start: int) -> None:
         """Give the module its tensors on the compute device, with the patches that are due."""
-        tensors = {
-            tensor.name: tensor.rebuild([leaf.view(memory.typed(leaf.dtype), start) for leaf in tensor.leaves])
-            for tensor in block.tensors
-        }
+        tensors = {tensor.name: tensor.over(memory, start) for tensor in block.tensors}
         if self._due is not None and (block.awaits or block.pages):
             patched = self._due.passing(block.name, tensors)
             if block.awaits:  # what is staged may be used again: it has to be what is at home now
-                for name, its in patched.items():
-                    tensors[name].copy_(its)
+                for tensor in block.tensors:
+                    if tensor.name in patched:
+                        tensors[tensor.name] = tensor.over(memory, start)
+                        tensors[tensor.name].copy_(patched[tensor.name])
                 self._due.has_patches(block.name)
             else:
                 tensors.update(patched)

@@ -24,11 +24,13 @@ from multigpu.stream.originals import _DTYPES
 def weights_in_pages() -> Iterator[None]:
     """All safetensors files are read so, and the weights of diffusion models stay where they are."""
     import comfy.memory_management
+    import comfy.model_patcher
     import comfy.utils
 
+    from multigpu.host.engine.static_clone import cast_pages
     from multigpu.host.replacements import static_patchers
 
-    plain = comfy.utils.load_torch_file
+    plain, load_weights = comfy.utils.load_torch_file, comfy.model_patcher.ModelPatcher.load
 
     def load(path: str, *arguments: Any, return_metadata: bool = False, **named: Any) -> Any:
         if not path.endswith((".safetensors", ".sft")):
@@ -54,9 +56,15 @@ def weights_in_pages() -> Iterator[None]:
             tensors[name] = tensor.reshape(entry["shape"])
         return (tensors, metadata) if return_metadata else tensors
 
+    def cast_and_load(self: Any, *arguments: Any, **named: Any) -> Any:
+        cast_pages(self.model)  # DynamicVRAM casts weights at each use
+        return load_weights(self, *arguments, **named)
+
     comfy.utils.load_torch_file = load
+    comfy.model_patcher.ModelPatcher.load = cast_and_load
     try:
         with static_patchers(in_pages=True):
             yield
     finally:
         comfy.utils.load_torch_file = plain
+        comfy.model_patcher.ModelPatcher.load = load_weights

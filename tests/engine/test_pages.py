@@ -94,3 +94,46 @@ def test_a_file_that_was_overwritten_is_not_mixed_with_what_is_in_memory(studio:
     file.write_bytes(contents)
     with pytest.raises(HostError, match=r"has changed on disk since it was loaded.*Unload Models and Execution Cache"):
         studio.latent(again)
+
+
+def wan_lora(model: Any, seed: int, strength: float) -> Any:
+    """`model` with a LoRA on every matrix of its blocks."""
+    import comfy.sd
+
+    random, tensors = torch.Generator().manual_seed(seed), {}
+    for key, weight in model.model.state_dict().items():
+        if ".blocks." in key and weight.dim() == 2:
+            name = key.removesuffix(".weight")
+            tensors[f"{name}.lora_A.weight"] = torch.randn(4, weight.shape[1], generator=random) * 0.1
+            tensors[f"{name}.lora_B.weight"] = torch.randn(weight.shape[0], 4, generator=random) * 0.1
+    return comfy.sd.load_lora_for_models(model, None, tensors, strength, 0)[0]
+
+
+@pytest.mark.parametrize("home", ["cpu", "disk"])
+def test_weights_of_another_type_of_16_bits_stay_in_their_file_until_they_are_used(studio: Studio, home: str) -> None:
+    """ComfyUI computes Wan in fp16; this file has bf16."""
+
+    def draw(model: Any) -> torch.Tensor:
+        return studio.latent(model, words, empty=torch.zeros(1, 16, 2, 8, 8), steps=3)
+
+    words = studio.text(studio.clip(), "a house")
+    alone = studio.wan()
+    loras = [lambda model: model, lambda model: wan_lora(model, 1, 0.7), lambda model: wan_lora(model, 2, 0.4)]
+    want = [draw(lora(alone)) for lora in loras]
+    assert not torch.equal(want[0], want[1])
+    assert {weight.dtype for key, weight in alone.model.named_parameters() if "ffn" in key} == {torch.float16}
+    del alone
+    studio.unload()
+    model = studio.wan()
+    stored = {key: weight.dtype for key, weight in model.model.named_parameters()}
+    assert stored["diffusion_model.blocks.0.ffn.0.weight"] == torch.bfloat16, "nothing was cast"
+    placed = studio.place(model, f"{studio.accelerators[0]},40%;{home},*")
+    del model
+    patchers = [lora(placed) for lora in loras]
+    for index in (0, 1, 2, 0, 1, 1, 0):
+        assert torch.equal(draw(patchers[index]), want[index])
+        assert studio.proven(placed) == studio.planned(placed)
+    studio.unload()
+    assert torch.equal(draw(patchers[1]), want[1])
+    studio.unload()
+    assert {key: weight.dtype for key, weight in placed.model.named_parameters()} == stored

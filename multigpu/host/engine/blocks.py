@@ -14,12 +14,13 @@ from ...files.families import describe_model
 from ...files.tensors import TensorInfo
 from ...plan import Block, Reason
 from ...stream.homes import own_tensors
-from ...stream.layout import leaves_of, stored_bytes
+from ...stream.layout import is_plain, leaves_of, stored_bytes
 
 DIFFUSION = "diffusion_model."
 """The name of the diffusion model inside the host's model class."""
 ROOT = "(root)"
 """The block name for tensors that the model itself holds, not one of its submodules."""
+_SIXTEEN_BITS = {torch.float16, torch.bfloat16}
 
 
 def modules_of(patcher: ModelPatcher) -> dict[str, torch.nn.Module]:
@@ -62,6 +63,15 @@ def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> to
     """The data type the user asked for. With DynamicVRAM a weight has the file's type until the host casts it."""
     wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
     return wanted if wanted is not None and type(tensor) is torch.nn.Parameter else tensor.dtype
+
+
+def late_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype | None:
+    """The data type in which a weight is used, if it has another one of 16 bits, and so as many bytes; else None.
+
+    Such a weight can stay as it is in its file until it is used: see `ModelState.cast_resident`.
+    """
+    wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
+    return wanted if is_plain(tensor) and {wanted, tensor.dtype} == _SIXTEEN_BITS else None
 
 
 def _bytes(module: torch.nn.Module, name: str, tensor: torch.Tensor, dynamic: bool) -> int:

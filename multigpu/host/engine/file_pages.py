@@ -13,7 +13,7 @@ from ...stream.homes import moved
 from ...stream.layout import is_plain
 from ...stream.originals import FileOriginal
 from ...stream.pages import Page, file_stamp
-from .blocks import join, split, wanted_dtype
+from .blocks import join, late_dtype, split, wanted_dtype
 
 FILE_SLICE = "_comfy_tensor_file_slice"
 """An attribute that the host's DynamicVRAM loader gives the storage of a weight that it has mapped from a file: the
@@ -146,7 +146,7 @@ class FilePages:
 
 
 def blocks_in_pages(modules: Mapping[str, torch.nn.Module]) -> set[str]:
-    """The blocks all of whose weights are pages of a model file, in the type in which they are used."""
+    """The blocks all of whose weights are pages of a model file, in a type that needs no other memory for its use."""
     return {
         block
         for block, module in modules.items()
@@ -171,7 +171,8 @@ def _weights(module: torch.nn.Module) -> list[str]:
 
 def _is_used_as_stored(module: torch.nn.Module, name: str) -> bool:
     weight: Any = module._parameters[name]
-    return _page_of(weight) is not None and wanted_dtype(module, name, weight) == weight.dtype
+    same = wanted_dtype(module, name, weight) == weight.dtype
+    return _page_of(weight) is not None and (same or late_dtype(module, name, weight) is not None)
 
 
 def _is_in(weight: torch.Tensor, page: Page) -> bool:

@@ -32,6 +32,7 @@ from .hoisted_runs import COMPILED
 from .model_states import ATTACHMENT, Loaded, ModelState, Placed
 from .placed_patching import CALLED, PlacedPatching, returns_weights
 from .spare_room import note_room, plan_within, spare_on_compute
+from .static_clone import cast_pages
 
 log = logging.getLogger("multigpu")
 
@@ -77,6 +78,8 @@ class PlacedLoading(PlacedPatching):
             if ATTACHMENT in self.attachments and self.model.current_weight_patches_uuid is None:
                 words = "[MultiGPU] %s was placed for another device than %s, so it is loaded there without a plan"
                 log.warning(words, type(self.model).__name__, device_name(self.load_device))
+            if ATTACHMENT in self.attachments:
+                cast_pages(self.model)
             return super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)
         placed.states.settle()
         state = placed.states.of(self)
@@ -163,6 +166,8 @@ class PlacedLoading(PlacedPatching):
                 spare = spare_on_compute(placed)
                 pages = state.pages
                 state.residence.apply(plan, state.modules, progress, pages.holding, pages.rest, spare)
+                for placement in plan.placements:
+                    state.cast_resident(placement.block)
             for placement in plan.placements:
                 if placement.reason not in CALLED and state.residence.due.is_coming(placement.block):
                     state.residence.due.bring(placement.block)
@@ -177,7 +182,9 @@ class PlacedLoading(PlacedPatching):
         def came(block: str, count: int) -> None:
             patcher = its()
             if patcher is not None and patcher.placed is not None:
-                patcher.placed.states.of(patcher).pages.came(block)
+                state = patcher.placed.states.of(patcher)
+                state.cast_resident(block)
+                state.pages.came(block)
             progress(count)
 
         def settled() -> None:

@@ -27,7 +27,7 @@ from ...stream.layout import is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
 from ...units import format_bytes
 from ..model_files import files_of
-from .blocks import join, split
+from .blocks import join, late_dtype, split
 from .model_states import ModelState
 
 _Result = TypeVar("_Result")
@@ -149,6 +149,11 @@ class PlacedPatching(ModelPatcher):
         """A weight with this patcher's patches, on the compute device. The model keeps the one it has."""
         if not returns_weights(type(self)):
             return self._patched_in_place(state, key, self.load_device)
+        block, name = split(key)
+        weight = state.weight(key)
+        wanted = late_dtype(state.modules[block], name, weight)
+        if wanted is not None:  # patches are rounded to the type in which the weight is used
+            return self.patched_from(state, key, weight.to(self.load_device, wanted))
         covered = any(key.startswith(f"{name}.") for name in self.object_patches_backup)
 
         def patch() -> torch.Tensor:

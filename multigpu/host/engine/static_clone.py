@@ -13,7 +13,8 @@ from ..loaded_models import take_out_dead
 from ..model_files import files_of
 from ..reading import reading
 from ..replacements import static_patchers
-from .blocks import wanted_dtype
+from .blocks import late_dtype, wanted_dtype
+from .file_pages import in_file
 
 
 def static_clone(patcher: ModelPatcher, *, in_pages: bool = False) -> ModelPatcher:
@@ -30,7 +31,7 @@ def static_clone(patcher: ModelPatcher, *, in_pages: bool = False) -> ModelPatch
     with reading(files_of(patcher)):
         with static_patchers(in_pages=in_pages):
             clone = patcher.clone(disable_dynamic=True)
-        honour_dtypes(clone.model)
+        honour_dtypes(clone.model, later=in_pages)
         take_over(clone)
     if not alike(clone.model, patcher):
         raise _no_static(patcher, "was changed by a pack after it was loaded")
@@ -71,12 +72,32 @@ def take_over(clone: ModelPatcher) -> None:
         clone.unpatch_model(clone.offload_device)
 
 
-def honour_dtypes(model: torch.nn.Module) -> None:
-    """Cast weights to the type the user asked for: where DynamicVRAM is on, a static load keeps the file's type."""
+def honour_dtypes(model: torch.nn.Module, *, later: bool = False) -> None:
+    """Cast weights to the type the user asked for: where DynamicVRAM is on, a static load keeps the file's type.
+
+    With `later` those stay in the pages of their file that can be cast when they are used.
+    """
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or wanted_dtype(module, name, parameter) == parameter.dtype:
                 continue
-            with torch.inference_mode(False):
-                cast = parameter.detach().to(wanted_dtype(module, name, parameter))
-                module._parameters[name] = torch.nn.Parameter(cast, requires_grad=False)
+            if not (later and in_file(parameter) and late_dtype(module, name, parameter)):
+                _cast(module, name, wanted_dtype(module, name, parameter))
+
+
+def cast_pages(model: torch.nn.Module) -> None:
+    """Cast the weights that are still in the pages of their file in another type than they are used in.
+
+    For a model that is loaded without a plan.
+    """
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            wanted = None if parameter is None or not in_file(parameter) else late_dtype(module, name, parameter)
+            if wanted is not None:
+                _cast(module, name, wanted)
+
+
+def _cast(module: torch.nn.Module, name: str, dtype: torch.dtype) -> None:
+    with torch.inference_mode(False):
+        cast = module._parameters[name].detach().to(dtype)  # type: ignore[union-attr]
+        module._parameters[name] = torch.nn.Parameter(cast, requires_grad=False)

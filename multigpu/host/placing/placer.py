@@ -23,7 +23,7 @@ from ..device_memory import budgets
 from ..engine.blocks import blocks_of
 from ..engine.model_states import ATTACHMENT, ModelStates
 from ..engine.placed_patcher import inherit, place
-from ..engine.static_clone import honour_dtypes, static_clone
+from ..engine.static_clone import cast_pages, honour_dtypes, static_clone
 from ..loaded_models import entries, standing, unload_all_but
 from ..replacements import static_patchers
 from ..surface import Feature
@@ -168,6 +168,7 @@ class Placer:
         plan = self.plan(request, patcher, compute)
         if not plan.streamed and ATTACHMENT not in patcher.attachments:
             own = retargeted(patcher, device, self.scope, fresh=fresh)
+            cast_pages(own.model)
             how = "with DynamicVRAM" if own.is_dynamic() else "as usual"
             words = "[MultiGPU] %s computes on %s, and all its weights stay there: ComfyUI loads it %s"
             log.info(words, component.name, compute, how)
@@ -189,5 +190,5 @@ class Placer:
             components = loader.run(device)
         for found in map(find_component, components):
             if found is not None:
-                honour_dtypes(found.patcher.model)
+                honour_dtypes(found.patcher.model, later=True)
         return components
