@@ -35,7 +35,7 @@ class Settings:
     measure: bool = False
     """On: the speeds of links and devices are measured anew, although an earlier start has kept them."""
 
-    hoist: bool = False
+    hoist: bool = True
     """On: layers that see one token are computed ahead for a whole run where that is faster, instead of streamed in
     every step. Off until it has been measured on a real GPU."""
 
@@ -166,7 +166,7 @@ VARIABLES = {
     "MULTIGPU_RAM_LIMIT": Variable(
         "ram_limit", _percent, "a percentage from 1 to 100", "85 (if ComfyUI's cache does not watch the RAM itself)"
     ),
-    "MULTIGPU_HOIST": Variable("hoist", _SWITCH.__getitem__, ", ".join(_SWITCH), "off"),
+    "MULTIGPU_HOIST": Variable("hoist", _SWITCH.__getitem__, ", ".join(_SWITCH), "on"),
     "MULTIGPU_MEASURE": Variable("measure", _SWITCH.__getitem__, ", ".join(_SWITCH), "off"),
     "MULTIGPU_RAY": Variable("ray", _head, "the head of a Ray cluster, as HOST:PORT", "none"),
 }

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.accelerator
 def slow_link(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that hoisting is worth it."""
     studio.hoist()
-    monkeypatch.setattr(types, "RAM_BANDWIDTH", 1e9)
+    monkeypatch.setattr(types, "RAM_BANDWIDTH", 1e8)
 
 
 def half(studio: Studio) -> str:

@@ -9,7 +9,7 @@ import pytest
 from multigpu.plan import CPU, DISK, Block, Plan, Reason, RingModel, explain, make_plan, parse_request
 from multigpu.plan.assignment import Work, assign_links
 from multigpu.plan.replan import replanned, unhoisted
-from multigpu.plan.search import RUN, Donors, best_links, quick_links
+from multigpu.plan.search import AHEAD, RUN, WORTH, Donors, best_links, quick_links
 from multigpu.plan.spill import spilled
 from multigpu.units import GIB, MIB
 
@@ -61,7 +61,8 @@ def test_a_run_is_compared_as_a_whole_and_its_first_step_copies_everything() -> 
         assert found.links == [0, 0]
         assert (found.hoisted == {1}) is hoists
         assert found.seconds(work, ring) == pytest.approx(1.0 if hoists else 1.02)
-        assert ((1 + size / 100) + (RUN - 1) < 0.98 * RUN * (1 + size / 100)) is hoists
+        first = 1 + size / 100 + (RUN - 1) * AHEAD
+        assert (first + (RUN - 1) < WORTH * RUN * (1 + size / 100)) is hoists
 
 
 def test_computing_ahead_takes_time_as_well() -> None:
