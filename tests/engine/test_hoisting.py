@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from multigpu.plan import types
+from multigpu.plan import search, types
 from multigpu.stream import hoisting
 from multigpu.stream.hoisting import Hoisting
 from tests.engine import tiny
@@ -21,9 +21,10 @@ pytestmark = pytest.mark.accelerator
 
 @pytest.fixture(autouse=True)
 def slow_link(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that hoisting is worth it."""
+    """So that hoisting is worth it, in steps of a few milliseconds."""
     studio.hoist()
-    monkeypatch.setattr(types, "RAM_BANDWIDTH", 1e8)
+    monkeypatch.setattr(types, "RAM_BANDWIDTH", 1e9)
+    monkeypatch.setattr(search, "AHEAD", 0.0)
 
 
 def half(studio: Studio) -> str:
