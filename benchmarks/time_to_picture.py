@@ -6,16 +6,54 @@
 
 Models with random weights in the shapes of Flux-dev, Wan 2.1 14B and Qwen-Image. The number in a case's name is the
 card: the GB that a ballast leaves of the GPU. Each case and side has a process of its own, the sides in turns, with
-the file in the page cache. Prints all medians, the ratios, and whether each line that must hold does.
+the file in the page cache. Prints all medians, the ratios, and whether each line that must hold does; a line for which
+something is missing is printed as not measured, and does not hold. Needs one NVIDIA GPU, or `--simulate`: then tiny
+models on a simulated GPU show that all of it runs, without DynamicVRAM, and their seconds mean nothing.
 
-Measured are: loading (and placing) with a prompt of 4 steps; a second prompt and its seconds per step; in
-`flux-16-lora` the same with a LoRA of rank 32 on every linear of the blocks from the first prompt on, then another one
-with 4 steps, yet another with 8, none, and the first one again; the VRAM left free, RAM, pinned RAM, and the pictures'
-checksums. T, the step with all weights resident, is core's without ballast. Needs one NVIDIA GPU, or `--simulate`: then
-tiny models on a simulated GPU show that all of it runs, without DynamicVRAM, and their seconds mean nothing.
+The prompts of a process, in this order, and what is measured:
+
+    first       loading (and placing) with 4 steps. Of these: `load`, the loader; `place`, the node; `prepare`, from the
+                beginning of sampling until the model is called; `first_step`, from there to the end of the first step
+    second      10 steps (5 for 33 frames) with other sigmas; its first step, and the mean of the others, `step`
+    again       the same with another seed
+    change, change_8, off, on
+                instead of `again` with a LoRA of rank 32 on every linear from the first prompt on: another one with 4
+                steps, yet another with 8, none, and the first one again with 4
+    free        VRAM left free between the steps of the second prompt; `free_least`: of all prompts, loading included
+    ram_peak    the most RAM that no file backs, pinned RAM included, in all prompts; `ram_first`: in the first prompt
+    estimate    seconds per step as estimated when the model was placed
+    forecast    the same after the first prompt, before the second one: what is promised for the steps that follow
+
+T is the step with all weights resident, core's without ballast. B is the link, measured by each call for each model
+file; its median counts. The lines that must hold:
+
+    loading plus four steps, of core's
+    second prompt, of its steps
+        Nothing but steps takes time: `second` of its first step and the others. Hoisted layers are copied in the first
+        step of other sigmas, so that one is longer than the others by design, and counts as it is.
+    second prompt's first step, of max(T, bytes copied in it / B)
+        Nothing hides in the first step. The bytes are all that the plan streams, hoisted ones included.
+    same prompt with another seed, of its steps
+        All steps are alike, and nothing else takes time: `again` of its number of steps times `step`.
+    s/step, of core's
+    s/step, of max(T, bytes that do not fit / B)
+        The bytes are those that the plan streams, less what ours leaves free beyond core: they would have fitted.
+        Hoisted ones are not among them. The limit with hoisted ones is printed as well.
+    half away, layers computed ahead: s/step, of T
+    first prompt with a LoRA, another LoRA with 8 and with 4 steps, of core's; s/step with a LoRA, of without
+    VRAM left free in the second prompt beyond core's
+    most RAM in all prompts beyond the bytes homed there
+    error of the forecast after the first prompt
+        By how much it differs from the second prompt's `step`.
+    pictures that differ
+        In at least one bit: from core's without a LoRA; with one from those of ComfyUI without DynamicVRAM and with all
+        weights resident, which computes weights with a LoRA as we do; and when a LoRA comes again.
+
+On a card that holds the whole model (`flux-16-fp8`) all sides tie: it is measured, and only its pictures are judged.
 
 After `--seconds` no process is started. The same command with `--add` and the file of `--json` goes on from there;
-with `--rounds 0` it only reports. A model's file is deleted after its cases, unless `--keep-files`.
+with `--rounds 0` it only reports. Files of another GPU, torch or ComfyUI are refused. A model's file is deleted after
+its cases, unless `--keep-files`.
 """
 
 from __future__ import annotations
@@ -25,15 +63,19 @@ import datetime
 import itertools
 import json
 import os
+import runpy
+import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from picture import plot, report
-from picture.cases import CASES, DEFAULT, SIDES, Case
+BEGIN = time.monotonic()
+from picture import parts, plot, report, rules  # noqa: E402
+from picture.cases import CASES, DEFAULT, SIDES, Case  # noqa: E402
 
 HERE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(HERE / "tests" / "gpu"))
@@ -44,36 +86,50 @@ LONGEST = 300
 LAST_LINES = 12
 
 
-def in_process(options: argparse.Namespace) -> dict[str, Any]:
-    """What one process does: it writes a model file, asks the machine, or measures a case."""
+def in_process(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    """What one process does: it writes a model file and looks at the machine, or measures a case.
+
+    The second is to be held until the process ends.
+    """
     (case,) = (CASES[name] for name in options.cases)
-    if options.process == "write":
-        return {size: bench_models.model_file(case.family, size, case.fp8) for size in (options.warm, options.size)}
+    sys.path.append(str(HERE))
     if options.simulate:
-        sys.path.append(str(HERE))
         from tests.sim import simdev
 
         simdev.install_from_text("cuda:1:4g")
+    if options.process == "write":
+        for size in dict.fromkeys((options.warm, options.size)):
+            bench_models.model_file(case.family, size, case.fp8)
+        return machine(options), None
     path, small = (bench_models.path_of(case.family, size, case.fp8) for size in (options.size, options.warm))
     if options.size != "whole":
         case = case.shrunk(options.simulate)
     if options.process == "diffusers":
         from picture import diffusers_side
 
-        return diffusers_side.measure(case, path)
-    import bench_host
+        imported = time.monotonic()
+        result, held = diffusers_side.measure(case, path)
+    else:
+        import bench_host
+
+        bench_host.start(options.host, dynamic=options.process != "static" and not options.simulate)
+        from picture import process
+
+        imported = time.monotonic()
+        result, held = process.measure(case, options.process, path, small)
+    seconds = {"imports": imported - BEGIN, **result["seconds"]}
+    return result | {"seconds": seconds}, held
+
+
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What figures depend on, without starting ComfyUI."""
     import torch
+    from streaming import link_speed
 
-    bench_host.start(options.host, dynamic=options.process != "static" and not options.simulate)
-    if options.process == "machine":
-        import comfyui_version
-        from streaming import link_speed
-
-        about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "host": comfyui_version.__version__}
-        return {**about, "link": None if options.simulate else link_speed()}
-    from picture import process
-
-    return process.measure(case, options.process, path, small)
+    tree = Path(options.host or HERE / ".bundle" / "ComfyUI")
+    about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    about["host"] = runpy.run_path(str(tree / "comfyui_version.py"))["__version__"]
+    return {**about, "link": None if options.simulate else link_speed()}
 
 
 def child(options: argparse.Namespace, what: str, case: str) -> dict[str, Any]:
@@ -81,15 +137,18 @@ def child(options: argparse.Namespace, what: str, case: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--process", what, "--cases", case]
     command += ["--host", options.host] if options.host else []
     command += [f"--{name}" for name in ("small", "simulate") if getattr(options, name)]
+    environment = os.environ | CASES[case].environment
+    begin = time.monotonic()
     try:
-        hoist = os.environ.get("MULTIGPU_HOIST", "on") if CASES[case].hoist else "off"
-        environment = {**os.environ, "MULTIGPU_HOIST": hoist}
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": f"no answer in {LONGEST} s"}
     if done.returncode == 0:
         with suppress(ValueError, IndexError):
-            return dict(json.loads(done.stdout.splitlines()[-1]))
+            answer = dict(json.loads(done.stdout.splitlines()[-1]))
+            if "seconds" in answer:
+                answer["seconds"]["ended"] = time.monotonic() - begin - sum(answer["seconds"].values())
+            return answer
     last = (done.stdout + done.stderr).splitlines()[-LAST_LINES:]
     return {"error": "\n".join([*last, f"exit code {done.returncode}"])}
 
@@ -100,13 +159,20 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.begin = time.monotonic()
+        self.chosen = [CASES[name] for name in options.cases]
+        self.needed = {name: side for case in self.chosen for name, side in case.needs.items()}
         earlier = [json.loads(Path(file).read_text()) for file in options.add]
+        before = [case for results in earlier for case in results.get("cases", ())]
         self.results: dict[str, Any] = {
-            "date": datetime.date.today().isoformat(),
-            "command": " ".join(["python", "benchmarks/time_to_picture.py", *sys.argv[1:]]),
-            "machine": earlier[0]["machine"] if earlier else {},
+            "parts": [part for results in earlier for part in parts.parts_of(results)],
+            "machine": {},
+            "cases": list(dict.fromkeys([*before, *(options.cases if options.rounds else ())])),
             "rows": [row for results in earlier for row in results["rows"] if "error" not in row],
         }
+        self.results["machine"] = parts.machine_of(self.results["parts"])
+        command = " ".join(["python", "benchmarks/time_to_picture.py", *sys.argv[1:]])
+        self.part: dict[str, Any] = {"date": datetime.date.today().isoformat(), "command": command, "machine": {}}
+        self.links: list[float] = []
 
     @property
     def over(self) -> bool:
@@ -118,19 +184,13 @@ class Run:
             Path(path).write_text(json.dumps(self.results, indent=1) + "\n")
 
     def measure(self) -> None:
-        chosen = [CASES[name] for name in self.options.cases]
-        needed = {case.resident for case in chosen} - {case.name for case in chosen}
-        cases = [case for case in CASES.values() if case in chosen or case.name in needed]
-        if not self.results["machine"]:
-            about = child(self.options, "machine", cases[0].name)
-            print(about.get("error") or about, flush=True)
-            self.results["machine"] = {} if "error" in about else about
+        cases = [case for case in CASES.values() if case in self.chosen or case.name in self.needed]
         for file in dict.fromkeys((case.family, case.fp8) for case in cases):
             with_it = [case for case in cases if (case.family, case.fp8) == file]
-            if not self.over and any(self._missing(case, needed, self.options.rounds) for case in with_it):
-                self._measure_file(with_it, needed)
+            if not self.over and any(self._missing(case, self.options.rounds) for case in with_it):
+                self._measure_file(with_it)
 
-    def _measure_file(self, cases: list[Case], needed: set[str]) -> None:
+    def _measure_file(self, cases: list[Case]) -> None:
         path = Path(bench_models.path_of(cases[0].family, self.options.size, cases[0].fp8))
         self._delete_files(keep=path)
         if path.exists():
@@ -139,9 +199,10 @@ class Run:
         if "error" in written:
             print(f"{path} cannot be written:\n{written['error']}", flush=True)
             return
+        self._note(written)
         for number in range(self.options.rounds):
             for case in cases:
-                for side in self._missing(case, needed, number + 1)[:: -1 if number % 2 else 1]:
+                for side in self._missing(case, number + 1)[:: -1 if number % 2 else 1]:
                     if self.over:
                         print(f"{self.options.seconds} s are over", flush=True)
                         return
@@ -151,15 +212,28 @@ class Run:
                     self.save()
         self._delete_files()
 
-    def _missing(self, case: Case, needed: set[str], rounds: int) -> list[str]:
+    def _note(self, machine: dict[str, Any]) -> None:
+        """This call is a part of the results from now on. Ends the run if the parts before are of another machine."""
+        if machine["link"] is not None:
+            self.links.append(machine["link"])
+        self.part["machine"] = machine | {"link": statistics.median(self.links) if self.links else None}
+        if self.part not in self.results["parts"]:
+            self.results["parts"].append(self.part)
+        self.results["machine"] = parts.machine_of(self.results["parts"])
+        print(self.results["machine"], flush=True)
+
+    def _missing(self, case: Case, rounds: int) -> list[str]:
         """The sides of a case that have been measured in fewer rounds, failures included.
 
-        ComfyUI alone takes no allocation. What it draws with all weights resident is compared.
+        ComfyUI alone takes no allocation. What other cases are compared with is measured once.
         """
-        sides, rounds = (("core",), 1) if case.name in needed else (self.options.sides, rounds)
-        sides = [side for side in sides if side == "ours" or not case.allocation]
+        sides = dict.fromkeys(self.options.sides if case in self.chosen else (), rounds)
+        if case.allocation:
+            sides = {side: count for side, count in sides.items() if side == "ours"}
+        if case.name in self.needed:
+            sides.setdefault(self.needed[case.name], 1)
         done = [row["side"] for row in self.results["rows"] if row["case"] == case.name]
-        return [side for side in sides if done.count(side) < rounds]
+        return [side for side, count in sides.items() if done.count(side) < count]
 
     def _delete_files(self, keep: Path | None = None) -> None:
         """There is room for one large model on a small disk."""
@@ -171,9 +245,10 @@ class Run:
 
 
 def _into_the_page_cache(path: Path) -> None:
-    with path.open("rb", buffering=0) as file:
-        room = bytearray(64 << 20)
-        while file.readinto(room):
+    piece = 256 << 20
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(8) as pool:
+        starts = range(0, path.stat().st_size, piece)
+        for _ in pool.map(lambda start: os.pread(file.fileno(), piece, start) and None, starts):
             pass
 
 
@@ -192,15 +267,16 @@ def main() -> int:
     parser.add_argument("--keep-files", action="store_true")
     parser.add_argument("--small", action="store_true", help="a few blocks of each model, to try the benchmark")
     parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--process", choices=(*SIDES, "write", "machine"), help=argparse.SUPPRESS)
+    parser.add_argument("--process", choices=(*SIDES, "write"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.warm = "tiny" if options.simulate else "small"
     options.size = options.warm if options.simulate or options.small else "whole"
     if options.simulate and options.host is None:
         options.host = str(max((HERE / ".dev" / "hosts").iterdir()))
     if options.process:
-        print(json.dumps(in_process(options)))
-        return 0
+        answer, _held = in_process(options)
+        print(json.dumps(answer), flush=True)
+        os._exit(0)  # giving gigabytes back one by one would take seconds
     run = Run(options)
     if options.rounds:
         run.measure()
@@ -211,7 +287,7 @@ def main() -> int:
     worse = []
     if options.against:
         before = json.loads(Path(options.against).read_text())
-        worse = report.worse(report.judge(run.results), report.judge(before))
+        worse = rules.worse(rules.judge(run.results), rules.judge(before))
         print("\n".join(["", f"Worse than {options.against}:", *(worse or ["nothing"])]))
     return int(bool(worse) or any("error" in row for row in run.results["rows"]))
 

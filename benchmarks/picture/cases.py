@@ -20,7 +20,8 @@ class Case:
     `card` is the GB of the GPU that a ballast leaves; None: no ballast. `steps` are those of the second prompt.
     `allocation` is what the Place Model node is given instead of mode auto. With `lora` the first prompt has a LoRA.
     `size` is that of the model file, one of `bench_models.SIZES`.
-    Without `hoist` no layers are computed ahead.
+    Without `hoist` no layers are computed ahead; with it the setting is left as it is.
+    `fits`: the card holds the whole model, so that no side streams anything, and they tie.
     """
 
     name: str
@@ -35,16 +36,31 @@ class Case:
     allocation: str | None = None
     size: str = "whole"
     hoist: bool = True
+    fits: bool = False
 
     @property
     def resident(self) -> str:
-        """The case in which the same model draws the same picture with all weights on the GPU."""
-        same = (self.family, self.width, self.height, self.frames, self.fp8)
-        return next(
-            case.name
-            for case in CASES.values()
-            if case.whole and (case.family, case.width, case.height, case.frames, case.fp8) == same
-        )
+        """The case in which the same model draws the same picture with all weights on the GPU, without a LoRA."""
+        return next(case.name for case in CASES.values() if case.whole and not case.lora and self._draws_as(case))
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Other cases that its figures are compared with, each measured once, and by which side.
+
+        With all weights on the GPU, ComfyUI without DynamicVRAM computes weights with a LoRA as we do: beforehand and
+        in full precision. On a smaller card it patches those that it streams in their own precision.
+        """
+        baked = {case.name: "static" for case in CASES.values() if case.whole and case.lora and self._draws_as(case)}
+        return {self.resident: "core"} | (baked if self.lora else {})
+
+    def _draws_as(self, case: Case) -> bool:
+        same = ("family", "width", "height", "frames", "fp8")
+        return all(getattr(self, name) == getattr(case, name) for name in same)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that its processes have beside those of the call."""
+        return {} if self.hoist else {"MULTIGPU_HOIST": "off"}
 
     @property
     def whole(self) -> bool:
@@ -74,12 +90,14 @@ _LIST = (
     Case("flux-8", card=8),
     Case("flux-2048px", width=2048, height=2048),
     Case("flux-12-2048px", card=12, width=2048, height=2048),
+    Case("flux-lora", lora=True),
     Case("flux-16-lora", card=16, lora=True),
     Case("flux-half", allocation="cuda:0,50%;cpu,*"),
     Case("flux-half-streamed", allocation="cuda:0,50%;cpu,*", hoist=False),
     Case("flux-fp8", fp8=True),
-    Case("flux-16-fp8", card=16, fp8=True),
+    Case("flux-16-fp8", card=16, fp8=True, fits=True),
     Case("flux-8-fp8", card=8, fp8=True),
+    Case("flux-6-fp8", card=6, fp8=True),
     Case("wan-1", **_WAN),
     Case("wan-16-1", card=16, **_WAN),
     Case("wan-33", frames=33, steps=5, **_WAN),
@@ -89,4 +107,4 @@ _LIST = (
 )
 CASES = {case.name: case for case in _LIST}
 DEFAULT = tuple(case.name for case in _LIST if not case.whole or case.name == "flux")
-"""All that must hold. The other cases without ballast are run once, with core, for the resident step."""
+"""All that must hold. The other cases without ballast are measured once; see `Case.needs`."""

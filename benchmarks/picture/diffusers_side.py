@@ -10,13 +10,14 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import bench_models
 import torch
 
 from .cases import FIRST_STEPS, Case
-from .process import HighestRam, anonymous_bytes, ballast, pinned_bytes
+from .memory import HighestRam, ballast, pinned_bytes, used_ram
 
 _HEAD = 128
 
@@ -59,14 +60,14 @@ class Pipeline:
         random = torch.Generator().manual_seed(2)
         tokens, width = bench_models.TEXT[case.family]
         self._text = torch.randn(1, tokens, width, generator=random).to("cuda", torch.bfloat16)
-        self._noise = torch.randn(case.latent, generator=random).to("cuda", torch.bfloat16)
+        self._noises = [torch.randn(case.latent, generator=random).to("cuda", torch.bfloat16) for _ in range(2)]
         self._pooled = torch.randn(1, bench_models.FLUX_DEV["vector"], generator=random).to("cuda", torch.bfloat16)
-        self.seconds_per_step = 0.0
+        self.seconds_per_step = self.first_step = 0.0
         self.least_free = torch.cuda.mem_get_info()[1]
 
-    def draw(self, model: Any, steps: int) -> torch.Tensor:
-        x = self._noise if self._case.family == "wan" else self._packed()
-        stamps = []
+    def draw(self, model: Any, steps: int, seed: int = 0) -> torch.Tensor:
+        x = self._noises[seed] if self._case.family == "wan" else _packed(self._noises[seed])
+        begin, stamps = time.perf_counter(), []
         with torch.inference_mode():
             for step in range(steps):
                 time_left = torch.full((1,), 1.0 - step / steps, device="cuda", dtype=torch.bfloat16)
@@ -75,19 +76,14 @@ class Pipeline:
                     self.least_free = min(self.least_free, torch.cuda.mem_get_info()[0])
                     torch.cuda.synchronize()
                     stamps.append(time.perf_counter())
+        self.first_step = stamps[0] - begin
         if steps > 1:
             self.seconds_per_step = (stamps[-1] - stamps[0]) / (steps - 1)
         return x
 
-    def _packed(self) -> torch.Tensor:
-        """Two by two pixels of the latent as one token."""
-        *_, height, width = self._noise.shape
-        tokens = self._noise.reshape(1, 16, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
-        return tokens.reshape(1, height * width // 4, 64)
-
     def _predicted(self, model: Any, x: torch.Tensor, time_left: torch.Tensor) -> torch.Tensor:
         given: dict[str, Any] = {"hidden_states": x, "encoder_hidden_states": self._text, "return_dict": False}
-        rows, columns = self._noise.shape[-2] // 2, self._noise.shape[-1] // 2
+        rows, columns = self._case.height // 16, self._case.width // 16
         if self._case.family == "flux":
             places = torch.zeros(rows, columns, 3)
             places[..., 1], places[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)[None]
@@ -107,25 +103,50 @@ class Pipeline:
         return predicted
 
 
-def measure(case: Case, path: str) -> dict[str, Any]:
+def _packed(noise: torch.Tensor) -> torch.Tensor:
+    """Two by two pixels of the latent as one token."""
+    *_, height, width = noise.shape
+    tokens = noise.reshape(1, 16, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return tokens.reshape(1, height * width // 4, 64)
+
+
+def measure(case: Case, path: str) -> tuple[dict[str, Any], list[Any]]:
     """As `process.measure`, for bf16 models without a LoRA."""
     if case.fp8 or case.lora:
         raise SystemExit(f"{case.name} is not measured with diffusers: it has fp8 weights or a LoRA")
+    entered = time.monotonic()
     pipeline = Pipeline(case)
     held = ballast(case.card)
-    room = pipeline.least_free = torch.cuda.mem_get_info()[0]
-    before = anonymous_bytes()
-    result: dict[str, Any] = {"steps": case.steps}
-    with pinned_bytes() as pinned, HighestRam() as ram:
+    room = torch.cuda.mem_get_info()[0]
+    before = used_ram()
+    result: dict[str, Any] = {"steps": case.steps, "model": os.path.getsize(path)}
+    least_free = []
+    warm = time.monotonic()
+
+    def timed(what: str, draw: Callable[[], Any]) -> Any:
+        pipeline.least_free = room
+        begin = time.perf_counter()
+        drawn = draw()
+        torch.cuda.synchronize()
+        result[what] = time.perf_counter() - begin
+        least_free.append(pipeline.least_free)
+        return drawn
+
+    def first() -> Any:
         begin = time.perf_counter()
         model = load(case, path)
+        result["load"] = time.perf_counter() - begin
         pipeline.draw(model, FIRST_STEPS)
-        torch.cuda.synchronize()
-        result |= {"first": time.perf_counter() - begin, "ram_peak": ram.highest - before}
-        begin = time.perf_counter()
-        pipeline.draw(model, case.steps)
-        torch.cuda.synchronize()
-        result |= {"second": time.perf_counter() - begin, "step": pipeline.seconds_per_step}
-        result |= {"ram": anonymous_bytes() - before, "pinned": pinned()}
-    del held
-    return result | {"free": pipeline.least_free, "peak": room - pipeline.least_free, "model": os.path.getsize(path)}
+        return model
+
+    with pinned_bytes() as pinned, HighestRam() as ram:
+        model = timed("first", first)
+        result |= {"first_step": pipeline.first_step, "ram_first": ram.highest - before}
+        timed("second", lambda: pipeline.draw(model, case.steps))
+        result |= {"step": pipeline.seconds_per_step, "second_first_step": pipeline.first_step}
+        result["free"] = pipeline.least_free
+        timed("again", lambda: pipeline.draw(model, case.steps, seed=1))
+        result |= {"ram_peak": ram.highest - before, "ram": used_ram() - before, "pinned": pinned()}
+    result |= {"free_least": min(least_free), "peak": room - min(least_free)}
+    result["seconds"] = {"warm_up": warm - entered, "measured": time.monotonic() - warm}
+    return result, [model, held]

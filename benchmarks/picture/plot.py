@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from .cases import CASES, SIDES
-from .report import measured
+from .rules import measured
 
 COLOURS = {"ours": "#2a9d8f", "core": "#8d99ae", "static": "#d9b26f", "diffusers": "#b07aa1"}
 PANELS = {"first": "loading and four steps, seconds", "second": "another prompt, seconds"}

@@ -3,27 +3,26 @@
     python tests/gpu/check_disk.py [--host TREE] [--card 8] [--small] [--only strings limit]
 
 First by strings, then `auto` on a GPU of which a ballast leaves `--card` GB, in a process of its own that a control
-group limits to half the model's bytes of RAM, and which compares with what this one has computed; where no such group
-can be made, that part is left out and says so. Half of a small model is less than Python needs: the limit needs the
-whole one.
-Prints one line per check and exits 1 if any failed.
+group limits to half the model's bytes of RAM (`ram_limit.py`), with a file that is not in the page cache; it compares
+with what this one has computed. Half of a small model is less than Python needs: the limit needs the whole one.
+Prints one line per check and exits 1 if any failed, or if no such group can be made: then nothing is proven.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import mmap
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import bench_host as host
 import torch
 from check_engine import Checks, lora
+from ram_limit import CannotLimit, ram_limit
 
 GB = 1e9
 
@@ -57,7 +56,7 @@ def check_placed(check: Checks, name: str, placed: Any, forward: host.Forward, w
     with Peak() as peak:
         host.load_on_device(placed)
         same = sum(torch.equal(forward(placed), want) for _ in range(5))
-    plan = placed.placed.plan
+    plan = placed.placed.states.of(placed).residence.plan  # the one in force
     homed = plan.bytes_on(CPU)
     check(f"{name}: bit-identical", same == 5, explain.one_line(plan))
     check(f"{name}: weights are on disk", plan.bytes_on(DISK) > 0)
@@ -95,24 +94,33 @@ def limited(check: Checks, path: str, forward: host.Forward, card: float, want: 
     del ballast
 
 
-@contextmanager
-def group(limit: int) -> Iterator[Path | None]:
-    """A control group inside that of this process; None where there can be none."""
-    lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    paths = {line.split(":")[1]: line.split(":", 2)[2].lstrip("/") for line in lines}
-    old = "memory" in paths
-    made = Path("/sys/fs/cgroup/memory" if old else "/sys/fs/cgroup") / paths.get("memory" if old else "", "") / "disk"
+def out_of_the_page_cache(path: str) -> int:
+    """Drop what the page cache has of a file, and return how many bytes of it are there all the same."""
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    resident = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+    begin = ctypes.c_char.from_buffer(pages)
+    if ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(begin), ctypes.c_size_t(len(pages)), resident) != 0:
+        raise OSError(ctypes.get_errno(), "mincore failed")
+    return sum(page & 1 for page in bytes(resident)) * mmap.PAGESIZE
+
+
+def under_a_limit(check: Checks, path: str, want: torch.Tensor, arguments: list[str]) -> None:
+    """The file is dropped from the page cache first: a group is charged for the pages that it reads itself."""
+    file = f"{path}.want"
+    torch.save(want.cpu(), file)
+    name = "auto under a limit of RAM"
     try:
-        with suppress(OSError):
-            (made.parent / "cgroup.subtree_control").write_text("+memory")
-        made.mkdir()
-        (made / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
-    except OSError as reason:
-        print(f"left out: RAM cannot be limited here ({reason})", flush=True)
-        yield None
-        return
-    yield made
-    made.rmdir()
+        left = out_of_the_page_cache(path)
+        check("the file is not in the page cache", left < GB, f"{left / GB:.2f} GB are")
+        with ram_limit(os.path.getsize(path) // 2) as limit:
+            code = limit.run([sys.executable, __file__, *arguments, "--limited", file])
+            check(name, code == 0, f"exit code {code}; {limit.report()}")
+    except CannotLimit as reason:
+        check(name, False, f"not proven: {reason}")
+    finally:
+        os.remove(file)
 
 
 def main() -> int:
@@ -138,16 +146,10 @@ def main() -> int:
     want = forward(patcher)
     if "strings" in options.only:
         by_strings(check, patcher, forward, want)
+    del patcher
     host.unload()
-    file = f"{path}.want"
-    torch.save(want.cpu(), file)
-    with group(os.path.getsize(path) // 2) as made:
-        if made is not None and "limit" in options.only:
-            command = [sys.executable, __file__, *arguments, "--limited", file]
-            enter = f'echo $$ > "{made}/cgroup.procs" && exec "$@"'
-            done = subprocess.run(["sh", "-c", enter, "sh", *command], check=False)
-            check("auto under a limit of RAM", done.returncode == 0, f"exit {done.returncode}")
-    os.remove(file)
+    if "limit" in options.only:
+        under_a_limit(check, path, want, arguments)
     print(f"{check.failed} failed")
     return int(check.failed > 0)
 
