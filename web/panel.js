@@ -18,6 +18,7 @@ class Panel {
         this.tip = new Tip();
         this.map = new MemoryMap(this.tip);
         this.rows = new ModelRows(this.tip, (route, body) => this.act(route, body));
+        this.blocks = new Map(); // of each model, as last told
         this.problem = make("div", { class: "multigpu-problem", role: "alert", hidden: "" });
         this.frees = make("div");
         this.links = make("div");
@@ -65,9 +66,7 @@ class Panel {
     }
 
     renew() {
-        if (document.hidden) return;
-        this.listen(true);
-        this.tell(() => this.history()); // a free that changed nothing in memory sends no snapshot
+        if (!document.hidden) this.listen(true);
     }
 
     listen(on) {
@@ -75,10 +74,7 @@ class Panel {
     }
 
     refresh() {
-        return this.tell(async () => {
-            this.update(await ask("snapshot"));
-            await this.history();
-        });
+        return this.tell(async () => this.update(await ask("snapshot")));
     }
 
     // Asks a route, then shows what has changed.
@@ -100,17 +96,22 @@ class Panel {
         return this.problem.hidden;
     }
 
+    // Over the websocket, blocks come only when one of the models has another plan.
     update(snapshot) {
+        for (const model of snapshot.models) model.blocks ??= this.blocks.get(model.id) ?? [];
+        this.blocks = new Map(snapshot.models.map((model) => [model.id, model.blocks]));
         this.map.update(snapshot);
         this.rows.update(snapshot.models);
         this.showLinks(snapshot.links);
-        const models = JSON.stringify(snapshot.models.map((model) => [model.id, model.standing]));
-        if (this.models !== undefined && this.models !== models) this.tell(() => this.history());
-        this.models = models;
+        if (this.known !== snapshot.frees) this.tell(() => this.history(snapshot.frees));
     }
 
-    async history() {
-        const { frees } = await ask("history");
+    async history(known) {
+        this.known = known;
+        const { frees } = await ask("history").catch((problem) => {
+            this.known = undefined;
+            throw problem;
+        });
         if (!frees.length) return this.frees.replaceChildren(make("p", { class: "multigpu-quiet", text: say("no_free") }));
         const [last, ...older] = frees.map(freeOf);
         const opened = this.frees.querySelector("details")?.open;

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import threading
+import time
+from collections import Counter
 from typing import Any
 
 import comfy.model_management as model_management
@@ -15,6 +18,9 @@ from comfy_execution import cache_provider
 from server import PromptServer
 
 from . import nodes
+
+TAKEN_BY: Counter[str] = Counter()
+"""How many snapshots each thread has taken."""
 
 
 def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
@@ -67,6 +73,28 @@ def _add_looking(routes: web.RouteTableDef) -> None:
         listeners, number = runtime.panel.listeners, _module("routes", of="multigpu_debug.routes").number
         ids = {number(model): its for model, its in [*runtime.snapshots._ids.items()]}
         return web.json_response({"taken": listeners.taken, "running": listeners.running, "ids": ids})
+
+    @routes.post("/lifecycle/count_snapshots")
+    async def count_snapshots(_: web.Request) -> web.Response:
+        """Count from now on which threads take snapshots."""
+        snapshots, count = _module("runtime").current().snapshots, TAKEN_BY
+        count.clear()
+        if not hasattr(snapshots, "counted"):
+            snapshots.counted, take = True, snapshots.take
+
+            def counting(*asked: Any) -> Any:
+                count[threading.current_thread().name] += 1
+                return take(*asked)
+
+            snapshots.take = counting
+        return web.Response()
+
+    @routes.get("/lifecycle/threads")
+    async def threads(_: web.Request) -> web.Response:
+        """The CPU seconds of each thread of Python, and how many snapshots it has taken since they are counted."""
+        clocks = {its.name: time.pthread_getcpuclockid(its.ident) for its in threading.enumerate() if its.ident}
+        seconds = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
+        return web.json_response({name: [its, TAKEN_BY[name]] for name, its in seconds.items()})
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:
