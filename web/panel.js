@@ -10,7 +10,7 @@ import { ModelRows } from "./model_rows.js";
 import { ask } from "./server.js";
 import { bytes, clock, say } from "./words.js";
 
-const RENEW = 10_000; // milliseconds between the messages that say that the tab is still open
+const RENEW = 120_000; // milliseconds between the messages that say that the tab is still open
 const SOON = 1000; // milliseconds after which the prompt worker, if it is idle, has done what it was asked
 
 class Panel {
@@ -24,7 +24,7 @@ class Panel {
         this.links = make("div");
         this.linksSection = section("links", this.links);
         this.receive = (event) => this.update(event.detail);
-        this.look = () => this.renew();
+        this.look = () => this.listen(!document.hidden);
         this.element = make(
             "div", { class: "multigpu-panel" },
             make("header", { class: "multigpu-header" }, make("h2", { text: "MultiGPU" })),
@@ -53,7 +53,8 @@ class Panel {
     open() {
         api.addEventListener("multigpu.snapshot", this.receive);
         document.addEventListener("visibilitychange", this.look);
-        this.timer = setInterval(this.look, RENEW);
+        api.addEventListener("reconnected", this.look); // ComfyUI has forgotten who listened
+        this.timer = setInterval(() => document.hidden || this.look(), RENEW);
         this.listen(true);
         this.refresh();
     }
@@ -61,12 +62,9 @@ class Panel {
     close() {
         api.removeEventListener("multigpu.snapshot", this.receive);
         document.removeEventListener("visibilitychange", this.look);
+        api.removeEventListener("reconnected", this.look);
         clearInterval(this.timer);
         this.listen(false);
-    }
-
-    renew() {
-        if (!document.hidden) this.listen(true);
     }
 
     listen(on) {

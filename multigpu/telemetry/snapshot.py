@@ -215,15 +215,16 @@ class Snapshot:
         told = {"identifier": self.identifier, "tag": self.tag, **self.to_json(blocks=False)}
         return json.dumps(told, separators=(",", ":"))
 
-    def differs(self, other: Snapshot) -> bool:
-        """Whether someone who sees the other one should see this one: `NOISE` and the time make no difference."""
+    def differs(self, other: Snapshot, noise: float = NOISE) -> bool:
+        """Whether someone who sees the other one should see this one: `noise` in the figures and the time make no
+        difference."""
         if (self.models, self.links, self.held, self.frees) != (other.models, other.links, other.held, other.frees):
             return True
         devices, before = (*self.devices, *self.elsewhere), (*other.devices, *other.elsewhere)
         if [replace(its, free=0, cached=0) for its in devices] != [replace(its, free=0, cached=0) for its in before]:
             return True
         figures, earlier = (self.process_bytes, *_figures(devices)), (other.process_bytes, *_figures(before))
-        return any(abs(now - then) > NOISE for now, then in zip(figures, earlier, strict=True))
+        return any(abs(now - then) > noise for now, then in zip(figures, earlier, strict=True))
 
 
 def _figures(devices: tuple[DeviceMemory, ...]) -> list[int]:

@@ -20,7 +20,9 @@ from server import PromptServer
 from . import nodes
 
 TAKEN_BY: Counter[str] = Counter()
-"""How many snapshots each thread has taken."""
+"""How many snapshots each thread has taken for panels."""
+SPENT = {"seconds": 0.0}
+"""On snapshots for panels, and on sending them."""
 
 
 def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
@@ -31,6 +33,17 @@ def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
             __import__(beside)
             return sys.modules[beside]
     raise LookupError(f"{of} is not loaded")
+
+
+def _watched(take: Any) -> Any:
+    def taking() -> Any:
+        began = time.thread_time()
+        taken = take()
+        SPENT["seconds"] += time.thread_time() - began
+        TAKEN_BY[threading.current_thread().name] += 1
+        return taken
+
+    return taking
 
 
 def _sum(model: torch.nn.Module) -> float:
@@ -74,27 +87,37 @@ def _add_looking(routes: web.RouteTableDef) -> None:
         ids = {number(model): its for model, its in [*runtime.snapshots._ids.items()]}
         return web.json_response({"taken": listeners.taken, "running": listeners.running, "ids": ids})
 
-    @routes.post("/lifecycle/count_snapshots")
-    async def count_snapshots(_: web.Request) -> web.Response:
-        """Count from now on which threads take snapshots."""
-        snapshots, count = _module("runtime").current().snapshots, TAKEN_BY
-        count.clear()
-        if not hasattr(snapshots, "counted"):
-            snapshots.counted, take = True, snapshots.take
+    @routes.post("/lifecycle/watch_panel")
+    async def watch_panel(_: web.Request) -> web.Response:
+        """From now on, note what snapshots and their sending take, and which threads take snapshots."""
+        if not TAKEN_BY:
+            listening = _module("host.panel.listeners", of=".multigpu.api")
+            listeners = _module("runtime").current().panel.listeners
+            listeners._take, send, sent = _watched(listeners._take), listeners._send, listening._sent
 
-            def counting(*asked: Any) -> Any:
-                count[threading.current_thread().name] += 1
-                return take(*asked)
+            def sending(*given: Any) -> None:
+                began = time.thread_time()
+                send(*given)
+                SPENT["seconds"] += time.thread_time() - began
 
-            snapshots.take = counting
+            async def one(*given: Any) -> None:
+                began = time.thread_time()
+                await sent(*given)
+                SPENT["seconds"] += time.thread_time() - began
+
+            listening.Listeners._send, listening._sent = (lambda _, *given: sending(*given)), one
         return web.Response()
 
-    @routes.get("/lifecycle/threads")
-    async def threads(_: web.Request) -> web.Response:
-        """The CPU seconds of each thread of Python, and how many snapshots it has taken since they are counted."""
-        clocks = {its.name: time.pthread_getcpuclockid(its.ident) for its in threading.enumerate() if its.ident}
-        seconds = {name: time.clock_gettime(clock) for name, clock in clocks.items()}
-        return web.json_response({name: [its, TAKEN_BY[name]] for name, its in seconds.items()})
+    @routes.get("/lifecycle/cpu")
+    async def cpu(_: web.Request) -> web.Response:
+        """CPU seconds: of the sampler's thread, of this one, and of snapshots and their sending. And who took any."""
+        worker = next(its for its in threading.enumerate() if "prompt_worker" in its.name)
+        told = {
+            "sampler": time.clock_gettime(time.pthread_getcpuclockid(worker.ident or 0)),
+            "loop": time.thread_time(),
+        }
+        return web.json_response({**told, "panels": SPENT["seconds"], "by_sampler": TAKEN_BY[worker.name],
+                                  "taken": TAKEN_BY.total()})  # fmt: skip
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:

@@ -15,7 +15,7 @@ from multigpu.host.panel import listeners as module
 from multigpu.host.panel.listeners import LASTS, PERIOD, Listeners
 from multigpu.plan.types import CPU, Placement, Plan, Reason
 from multigpu.telemetry.bodies import ListenBody
-from multigpu.telemetry.snapshot import DeviceMemory, ModelMemory, Snapshot
+from multigpu.telemetry.snapshot import NOISE, DeviceMemory, ModelMemory, Snapshot
 
 PLAN = Plan(CPU, (Placement("one", 3, CPU, CPU, Reason.RESIDENT),), 0)
 EMPTY = Snapshot("", "", 0.0, 0, (DeviceMemory("cpu", 5, 10),))
@@ -42,6 +42,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held = self.taken = 0
+        self.process = 0
         self.broken = False
         self.plan: Plan | None = None
         self.now = 100.0
@@ -56,7 +57,8 @@ class World:
             raise RuntimeError("dictionary changed size during iteration")
         self.taken += 1
         model = ModelMemory("Flux", "m1", "cpu", 0, "default", {}, dynamic=False, plan=self.plan)
-        return replace(EMPTY, time=float(self.taken), held=self.held, models=(model,))
+        time, process = float(self.taken), self.process
+        return replace(EMPTY, time=time, process_bytes=process, held=self.held, models=(model,))
 
     async def pause(self, seconds: float) -> None:
         assert seconds == PERIOD
@@ -136,6 +138,33 @@ def test_blocks_are_sent_when_a_plan_has_changed(run: Any) -> None:
         await world.tick()
         await world.tick()
         assert world.blocks("slow") == [1, None, None, 0] and world.blocks("late") == [0]
+
+    run(story)
+
+
+def test_figures_alone_are_sent_less_often_to_many(run: Any) -> None:
+    """Ten clients: not within a second. Anything else is sent at once."""
+
+    async def story(world: World) -> None:
+        names = [f"c{number}" for number in range(10)]
+        await world.listen(*names)
+        world.process += 2 * NOISE
+        await world.tick()
+        assert world.got("c0") == [0]
+        world.held = 1
+        await world.tick()
+        assert world.got("c0") == [0, 1]
+        world.process += 2 * NOISE
+        for expected in ([0, 1], [0, 1, 1]):
+            await world.tick()
+            assert world.got("c0") == expected
+        await world.listen(*names[1:], on=False)
+        world.process += 2 * NOISE
+        await world.tick()
+        await world.tick()
+        world.process += 2 * NOISE
+        await world.tick()
+        assert world.got("c0") == [0, 1, 1, 1, 1], "one client is told at once"
 
     run(story)
 

@@ -133,7 +133,7 @@ def test_only_what_people_would_see_is_a_difference() -> None:
     gpu, ram = now.devices
     assert not replace(now, time=9.0, tag="later").differs(now)
     noise = replace(now, process_bytes=now.process_bytes + NOISE, devices=(replace(gpu, free=gpu.free - NOISE), ram))
-    assert not noise.differs(now)
+    assert not noise.differs(now) and noise.differs(now, NOISE - 1)
     for other in (
         replace(now, held=2),
         replace(now, links=()),
