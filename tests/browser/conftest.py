@@ -108,7 +108,7 @@ def server(frontend: Frontend, manager: bool, tmp_path_factory: pytest.TempPathF
         Path(sys.executable),
         frontend=frontend.files(Places.here()),
         runner=(str(SERVE),),
-        environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "MULTIGPU_LOG": "info"},
+        environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "SIMDEV_LINKS": "25e9", "MULTIGPU_LOG": "info"},
         flags=simdev.HOST_FLAGS,
     )
     installed = installed_packages()

@@ -188,17 +188,16 @@ def test_eject_removes_a_pinned_model(page: Any, panel: Any, driver: Driver) -> 
 
 def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
     """Free models leaves what is pinned, and what is not pinned any more is freed by the next one."""
-    clip = models(driver)[CLIP]["id"]
+    model = models(driver)[MODEL]["id"]
     for wanted, standing in (("Pin", "keep"), ("Unpin", "default"), ("Pin", "keep")):
-        panel.get_by_role("button", name=f"{wanted} {CLIP}", exact=True).click()
-        panel.locator(f"[data-model='{clip}'][data-standing='{standing}']").wait_for()
-        assert models(driver)[CLIP]["standing"] == standing
+        panel.get_by_role("button", name=f"{wanted} {MODEL}", exact=True).click()
+        panel.locator(f"[data-model='{model}'][data-standing='{standing}']").wait_for()
+        assert models(driver)[MODEL]["standing"] == standing
     panel.get_by_role("button", name="Free models", exact=True).click()
-    panel.locator(f"[data-model='{models(driver)[CLIP]['id']}']").first.wait_for()
     page.wait_for_function("() => document.querySelectorAll('.multigpu-model').length === 1", timeout=30_000)
     driver.wait_idle()
-    assert models(driver).keys() == {CLIP} and frees(driver)[0]["free_memory"] is False
-    driver.client.post("/multigpu/unpin", {"model": clip})
+    assert models(driver).keys() == {MODEL} and frees(driver)[0]["free_memory"] is False
+    driver.client.post("/multigpu/unpin", {"model": model})
     panel.get_by_role("button", name="Free models and caches", exact=True).click()
     panel.get_by_text("No model is loaded. Run a workflow.").wait_for(timeout=30_000)
     driver.wait_idle()
@@ -207,19 +206,21 @@ def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
 
 def test_links_are_shown_and_what_goes_wrong_is_said(page: Any, panel: Any, driver: Driver) -> None:
     links = driver.client.get("/multigpu/snapshot")["links"]
-    assert ("cpu", "cuda:0") in {(link["from"], link["to"]) for link in links}
+    measured = {(link["from"], link["to"]): link["speed"] for link in links}
+    assert measured.keys() >= {("cpu", "cuda:0"), ("cuda:1", "cuda:0")}, "those that the plan uses"
+    assert all(speed == pytest.approx(25e9, rel=0.1) for speed in measured.values())
     rows = panel.get_by_role("region", name="Links").locator("dt").all_inner_texts()
     assert rows == [f"{link['from']} → {link['to']}" for link in links]
     speeds = panel.get_by_role("region", name="Links").locator("dd").all_inner_texts()
     assert all(re.fullmatch(r"[\d.]+ (GiB|MiB|TiB)/s", speed) for speed in speeds)
     said = {"error": {"message": "on purpose", "field": None, "column": None}}
     page.route("**/multigpu/pin", lambda asked: asked.fulfill(json=said))
-    panel.get_by_role("button", name=f"Pin {CLIP}", exact=True).click()
+    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
     alert = panel.get_by_role("alert")
     alert.wait_for(timeout=30_000)
     assert alert.inner_text() == "on purpose"
     page.unroute("**/multigpu/pin")
-    panel.get_by_role("button", name=f"Pin {CLIP}", exact=True).click()
+    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
     alert.wait_for(state="hidden", timeout=30_000)
 
 
