@@ -6,8 +6,8 @@ if __package__:
     if refused():  # before anything is imported that an old Python could not read
         NODE_CLASS_MAPPINGS = {}
     else:
-        from .multigpu.entry import comfy_entrypoint, first_copy
+        from .multigpu.entry import comfy_entrypoint, web_directory
 
-        WEB_DIRECTORY = "./web" if first_copy() is None else None
+        WEB_DIRECTORY = web_directory()
 
         __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]

@@ -14,6 +14,12 @@ _RUNTIME = ".multigpu.runtime"
 """How the module name of `runtime.py` ends in every copy of the pack: ComfyUI puts the path of the folder before it."""
 
 
+def web_directory() -> str | None:
+    """The folder that ComfyUI's frontend loads scripts from. None where the routes that they ask are off, and in a
+    second copy of the pack."""
+    return "./web" if first_copy() is None and current().offers_panel else None
+
+
 async def comfy_entrypoint() -> Any:
     """Start the runtime of this process and hand its nodes to ComfyUI. Replaces nothing in the host.
 

@@ -132,11 +132,16 @@ class Runtime:
         return FreeFlow(
             lambda: [device.id for device in accelerators(self.inventory)],
             self.settings.ram_limit,
-            lambda: self.states.settle(),
+            self._tidy,
             lambda: self.states.learn(),
             self.recorder,
             self.lock,
         )
+
+    def _tidy(self) -> None:
+        """On the prompt worker, between prompts and before models are loaded."""
+        self.states.settle()
+        self.snapshots.uses.look()
 
     def nodes(self) -> list[type[Any]]:
         """The node classes for ComfyUI: none when the pack is switched off, or the host's node API differs."""
@@ -174,10 +179,15 @@ class Runtime:
         if "free_flow" in self.__dict__:
             self.free_flow.watch_ram(settings.ram_limit)
 
-    def add_routes(self) -> None:
-        """Add the routes of the panel to the host's server. They need what nodes need, and are off where that is."""
+    @property
+    def offers_panel(self) -> bool:
+        """Whether there are the routes of the panel, and what uses them in the frontend. They need what nodes need."""
         without = {Feature.COMMAND, Feature.SPEEDS, Feature.HOISTING, Feature.REMOTE}
-        if all(self.capabilities.offers(feature) for feature in {*Feature} - without):
+        return self.settings.enabled and all(self.capabilities.offers(feature) for feature in {*Feature} - without)
+
+    def add_routes(self) -> None:
+        """Add the routes of the panel to the host's server."""
+        if self.offers_panel:
             from .host.panel.routes import add_routes
 
             add_routes(self.panel)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from devtools import models
 from devtools.hosts import NEWEST
@@ -26,6 +26,7 @@ from tests.sim import simdev
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "assets"
 SIZE = {"width": 1440, "height": 860}
+NAMES = ("panel.png", "panel_light.png", "wrong_allocation.png")
 SETTLED = 1500
 """Milliseconds until the frontend has moved its own bars away."""
 MODEL, TINY = "small_flux.safetensors", "diffusion_models/toy_flux.safetensors"
@@ -101,7 +102,9 @@ SHOW = """async ([workflow, palette, elements]) => {
 }"""
 
 
-def take(page: Page, driver: Driver) -> None:
+def take(page: Page, driver: Driver, folder: Path) -> None:
+    """The three pictures of the docs."""
+
     def show(palette: str, elements: bool) -> None:
         page.evaluate(SHOW, [workflow(), palette, elements])
         page.wait_for_timeout(SETTLED)
@@ -113,21 +116,22 @@ def take(page: Page, driver: Driver) -> None:
     page.locator(".multigpu-model").first.wait_for()
     page.wait_for_timeout(SETTLED)
     page.get_by_text("Job completed").wait_for(state="hidden")
-    page.screenshot(path=FOLDER / "panel.png")
+    page.screenshot(path=folder / NAMES[0])
     show("light", False)
     strip = page.locator(".multigpu-model .multigpu-strip").first
     strip.focus()
     for _ in range(40):
         page.keyboard.press("ArrowRight")
-    page.screenshot(path=FOLDER / "panel_light.png")
+    page.screenshot(path=folder / NAMES[1])
     show("dark", True)
     node = page.locator("[data-node-id]", has_text="Place Model")
     node.locator("input").last.fill("cuda:0,30%;cuda:9,*")
     page.locator(".multigpu-wrong").wait_for()
-    node.screenshot(path=FOLDER / "wrong_allocation.png")
+    node.screenshot(path=folder / NAMES[2])
 
 
-def main(chromium: str) -> None:
+def take_all(browser: Browser, folder: Path) -> None:
+    """Start ComfyUI, and take the pictures in its frontend. Writes them into `folder`."""
     simdev.build("cuda")
     with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as files:
         spec = spec_for(
@@ -139,16 +143,22 @@ def main(chromium: str) -> None:
             environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:3g"},
             flags=simdev.HOST_FLAGS,
         )
-        with Server(spec) as server, sync_playwright() as session:
-            browser = session.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        with Server(spec) as server:
             page = browser.new_page(viewport=SIZE)
             page.goto(server.client.address, wait_until="domcontentloaded", timeout=120_000)
             page.wait_for_function(
                 "window.app?.graph && Object.keys(window.LiteGraph?.registered_node_types ?? {}).length > 100",
                 timeout=120_000,
             )
-            take(page, Driver(server))
-            browser.close()
+            take(page, Driver(server), folder)
+            page.close()
+
+
+def main(chromium: str) -> None:
+    with sync_playwright() as session:
+        browser = session.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        take_all(browser, FOLDER)
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 import { BlockStrip } from "./block_strip.js";
 import { make, Parts } from "./elements.js";
-import { paint } from "./homes.js";
+import { know, paint } from "./homes.js";
 import { bytes, say } from "./words.js";
 
 const NOTABLE = 1024 ** 2; // bytes from which on the legend names what is used besides models
@@ -17,6 +17,7 @@ export class MemoryMap {
 
     update(snapshot) {
         const devices = [...snapshot.devices, ...snapshot.elsewhere];
+        know(devices);
         this.bars.update(devices.map((device) => [device.id, { device, models: snapshot.models }]));
     }
 }

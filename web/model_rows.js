@@ -81,8 +81,10 @@ function factsOf(model) {
     if (model.streamed) facts.streamed = bytes(model.streamed);
     if (model.retained) facts.retained = bytes(model.retained);
     if (model.step) {
-        const time = seconds(model.step.seconds);
-        facts.step = say(model.step.measured ? "step_measured" : "step_expected", { time });
+        const { forecast, measured } = model.step;
+        facts.step = measured === null
+            ? say("step_expected", { time: seconds(forecast) })
+            : say("step_measured", { time: seconds(measured), forecast: seconds(forecast) });
     }
     if (model.used) facts.last_used = ago(model.used);
     return facts;

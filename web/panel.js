@@ -10,7 +10,7 @@ import { ModelRows } from "./model_rows.js";
 import { ask } from "./server.js";
 import { bytes, clock, say } from "./words.js";
 
-const RENEW = 10_000; // milliseconds between the messages that say that the tab is still open
+const RENEW = 120_000; // milliseconds between the messages that say that the tab is still open
 const SOON = 1000; // milliseconds after which the prompt worker, if it is idle, has done what it was asked
 
 class Panel {
@@ -18,12 +18,13 @@ class Panel {
         this.tip = new Tip();
         this.map = new MemoryMap(this.tip);
         this.rows = new ModelRows(this.tip, (route, body) => this.act(route, body));
+        this.blocks = new Map(); // of each model, as last told
         this.problem = make("div", { class: "multigpu-problem", role: "alert", hidden: "" });
         this.frees = make("div");
         this.links = make("div");
         this.linksSection = section("links", this.links);
         this.receive = (event) => this.update(event.detail);
-        this.look = () => this.renew();
+        this.look = () => this.listen(!document.hidden);
         this.element = make(
             "div", { class: "multigpu-panel" },
             make("header", { class: "multigpu-header" }, make("h2", { text: "MultiGPU" })),
@@ -52,7 +53,8 @@ class Panel {
     open() {
         api.addEventListener("multigpu.snapshot", this.receive);
         document.addEventListener("visibilitychange", this.look);
-        this.timer = setInterval(this.look, RENEW);
+        api.addEventListener("reconnected", this.look); // ComfyUI has forgotten who listened
+        this.timer = setInterval(() => document.hidden || this.look(), RENEW);
         this.listen(true);
         this.refresh();
     }
@@ -60,14 +62,9 @@ class Panel {
     close() {
         api.removeEventListener("multigpu.snapshot", this.receive);
         document.removeEventListener("visibilitychange", this.look);
+        api.removeEventListener("reconnected", this.look);
         clearInterval(this.timer);
         this.listen(false);
-    }
-
-    renew() {
-        if (document.hidden) return;
-        this.listen(true);
-        this.tell(() => this.history()); // a free that changed nothing in memory sends no snapshot
     }
 
     listen(on) {
@@ -75,10 +72,7 @@ class Panel {
     }
 
     refresh() {
-        return this.tell(async () => {
-            this.update(await ask("snapshot"));
-            await this.history();
-        });
+        return this.tell(async () => this.update(await ask("snapshot")));
     }
 
     // Asks a route, then shows what has changed.
@@ -100,17 +94,22 @@ class Panel {
         return this.problem.hidden;
     }
 
+    // Over the websocket, blocks come only when one of the models has another plan.
     update(snapshot) {
+        for (const model of snapshot.models) model.blocks ??= this.blocks.get(model.id) ?? [];
+        this.blocks = new Map(snapshot.models.map((model) => [model.id, model.blocks]));
         this.map.update(snapshot);
         this.rows.update(snapshot.models);
         this.showLinks(snapshot.links);
-        const models = JSON.stringify(snapshot.models.map((model) => [model.id, model.standing]));
-        if (this.models !== undefined && this.models !== models) this.tell(() => this.history());
-        this.models = models;
+        if (this.known !== snapshot.frees) this.tell(() => this.history(snapshot.frees));
     }
 
-    async history() {
-        const { frees } = await ask("history");
+    async history(known) {
+        this.known = known;
+        const { frees } = await ask("history").catch((problem) => {
+            this.known = undefined;
+            throw problem;
+        });
         if (!frees.length) return this.frees.replaceChildren(make("p", { class: "multigpu-quiet", text: say("no_free") }));
         const [last, ...older] = frees.map(freeOf);
         const opened = this.frees.querySelector("details")?.open;

@@ -26,7 +26,7 @@ export function legend(homes, ...more) {
 
 export function planned(plan) {
     const homes = plan.homes;
-    const step = plan.step ? [say("step_estimated", { time: seconds(plan.step.seconds ?? plan.step) })] : [];
+    const step = plan.step ? [say("step_estimated", { time: seconds(plan.step.forecast) })] : [];
     return [homesBar(homes, say("planned_split")), legend(homes, ...step)];
 }
 

@@ -2,7 +2,7 @@
 // split or what is wrong. Nothing of this is saved: a workflow keeps the values of all widgets in their order.
 
 import { app } from "../../scripts/app.js";
-import { describeDevices } from "./devices.js";
+import { describeDevices, devices } from "./devices.js";
 import { make } from "./elements.js";
 import { ask } from "./server.js";
 import { planned, wrong } from "./split_bar.js";
@@ -151,8 +151,9 @@ class SpreadNode {
 
     async answer(request) {
         try {
-            const { plan } = await ask("plan", request);
+            const { plan, elsewhere } = await ask("plan", request);
             if (plan) return planned(plan);
+            if (elsewhere) return note("plan_elsewhere", { machine: elsewhere });
             return this.missing ? note("plan_missing", { file: this.missing }) : note("plan_no_file");
         } catch (problem) {
             return wrong(problem, String(request.inputs[problem.field] ?? ""));
@@ -178,6 +179,9 @@ setInterval(() => {
 
 app.registerExtension({
     name: "MultiGPU.SpreadNodes",
+    setup() {
+        devices();
+    },
     nodeCreated(node) {
         if (!/^MultiGPUPlace|MultiGPU$/.test(node.comfyClass ?? "")) return;
         const names = (node.widgets ?? []).map((widget) => widget.name);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Collection
 from typing import Any
 
@@ -67,3 +69,27 @@ def set_standing(model: Any, wanted: Standing) -> None:
         setattr(model, FLAG, wanted is Standing.EJECT)
     elif hasattr(model, FLAG):
         delattr(model, FLAG)
+
+
+class Uses:
+    """When the models in the list were last loaded to be used, as far as somebody has looked."""
+
+    def __init__(self) -> None:
+        self._marks: weakref.WeakKeyDictionary[Any, Any] | None = None
+        self._when: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+    def look(self) -> None:
+        """Take in what was used since the last look. At the first one, nobody knows when that was."""
+        first = self._marks is None
+        if self._marks is None:
+            self._marks = weakref.WeakKeyDictionary()
+        for entry in entries():
+            model, mark = entry.model.model, entry.model_finalizer  # a new one each time that the host loads it
+            if mark is not None and self._marks.get(model) is not mark:
+                self._marks[model] = mark
+                if not first:
+                    self._when[model] = time.time()
+
+    def of(self, model: Any) -> float | None:
+        """In seconds since 1970; None if it was not seen to be used."""
+        return self._when.get(model)

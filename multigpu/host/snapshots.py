@@ -25,7 +25,7 @@ from ..telemetry.snapshot import DeviceMemory, LinkSpeed, ModelMemory, Snapshot,
 from .device_memory import accelerators
 from .engine.file_pages import in_file
 from .engine.model_states import ModelState, Placed
-from .loaded_models import entries, standing
+from .loaded_models import Uses, entries, standing
 from .model_files import files_of, name_of
 
 Held = Callable[[], Sequence[Any]]
@@ -46,6 +46,7 @@ class Snapshots:
         self._numbers = itertools.count(1)
         self._ids: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._files: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+        self.uses = Uses()
         self._counts: weakref.WeakKeyDictionary[Any, tuple[Any, dict[str, int]]] = weakref.WeakKeyDictionary()
         """What was counted of a model, and what was true of it then."""
 
@@ -55,6 +56,7 @@ class Snapshots:
 
     def _take(self, identifier: str, tag: str) -> Snapshot:
         held = self._held()
+        self.uses.look()
         models = tuple(self._model(patcher, loaded) for patcher, loaded in self._patchers(held))
         return Snapshot(
             identifier=identifier,
@@ -117,7 +119,7 @@ class Snapshots:
             retained=0 if state is None else state.residence.retained_bytes,
             hoisted=0 if state is None else state.residence.hoisted_bytes,
             ring=0 if state is None else state.residence.ring_bytes,
-            used=None if state is None else state.used,
+            used=self.uses.of(model) if state is None else state.used,
             forecast=None if state is None or plan is None else state.expected,
         )
 

@@ -237,6 +237,7 @@ SURFACE: tuple[Symbol, ...] = (
     Symbol("server", "PromptServer.routes", Feature.PANEL, "gets the routes under /multigpu/"),
     Symbol("folder_paths", "get_user_directory", Feature.PANEL, "where the host saves its settings dialog"),
     Symbol("server", "PromptServer.sockets", Feature.PANEL, "the clients that snapshots are sent to"),
+    *_members("comfy.cli_args", "args", Feature.PANEL, "the other origin that may ask", "enable_cors_header"),
     # Components on other machines: real objects of the host without weights, and what a worker does with real ones.
     Symbol(_PATCHER, "ModelPatcher.add_patches", _R, "overridden: there are no weights here", ("patches",)),
     Symbol(_PATCHER, "ModelPatcher.add_hook_patches", _R, "see add_patches", ("hook", "patches")),

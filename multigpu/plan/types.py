@@ -170,13 +170,15 @@ class Placement:
 class Forecast:
     """What is expected of a step: its seconds, those of computing, and those for which each link is busy.
 
-    It is an estimate unless compute times were `measured` in steps of the model.
+    It is an estimate unless compute times were `measured` in steps of the model. Once steps with this very plan were
+    timed, `step` is what they took, and `simulated` what the simulator says.
     """
 
     step: float
     compute: float
     links: tuple[tuple[DeviceId, float], ...]
     measured: bool = False
+    simulated: float | None = None
 
     @property
     def slowdown(self) -> float:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from ..errors import RequestError
 
@@ -17,25 +17,43 @@ MOST_BYTES = 64 * 1024
 """Of one body."""
 _LONGEST_TEXT = 4096
 _MOST_FILES = 64
+_USUAL_PORTS = {"http": 80, "https": 443}
 
 Value = str | int | float | bool
 """What a widget can hold."""
 
 
-def check_origin(origin: str | None, host: str | None) -> None:
-    """Refuse a request that a page of another site makes in somebody's browser. Scripts send no origin."""
+def check_origin(origin: str | None, host: str | None, allowed: str | None = None) -> None:
+    """Refuse a request that a page of another site makes in somebody's browser. Scripts send no origin.
+
+    `allowed` is the origin that ComfyUI was told to allow; `*` are all.
+    """
+    if origin is None or allowed in ("*", origin):
+        return
     try:
-        same = origin is None or (bool(host) and urlsplit(origin).netloc.lower() == str(host).lower())
+        same = bool(host) and _is_at(urlsplit(origin), urlsplit(f"//{host}"))
     except ValueError:
         same = False
     if not same:
         raise RequestError("this request comes from another site; use the page of this ComfyUI", status=403)
 
 
-def check_type(content_type: str) -> None:
+def _is_at(page: SplitResult, host: SplitResult) -> bool:
+    """Whether a page is at a host. Browsers leave out the usual port, proxies may name it."""
+    usual = _USUAL_PORTS.get(page.scheme)
+    return bool(page.hostname) and (page.hostname, page.port or usual) == (host.hostname, host.port or usual)
+
+
+def check_type(content_type: str, charset: str | None = None) -> None:
     """A form on another site can send text, but not JSON, without the browser asking this server first."""
     if content_type != "application/json":
         raise RequestError(f"the body is {shown(content_type)}; send application/json", status=415)
+    if charset is not None and charset.lower() not in ("utf-8", "utf8"):
+        raise RequestError(f"the body is in {shown(charset)}; send UTF-8", status=415)
+
+
+def broken() -> RequestError:
+    return RequestError("the body cannot be read: it is not as its Content-Encoding or Transfer-Encoding says")
 
 
 def too_large() -> RequestError:

@@ -57,17 +57,21 @@ class FreeHistory:
     def __init__(self) -> None:
         self._frees: tuple[Freed, ...] = ()
         self._before: Snapshot | None = None
+        self.changes = 0
+        """Counts them, so that nobody has to compare histories."""
 
     def begin(self, before: Snapshot, freed: Freed) -> None:
         """A free that found memory so."""
         self._before = before
         self._frees = (freed, *self._frees[: KEPT - 1])
+        self.changes += 1
 
     def note(self, after: Snapshot) -> None:
         """Memory is so now, at a later moment of the last free."""
         if self._before is not None and self._frees:
             newest = replace(self._frees[0], returned=returned(self._before, after))
             self._frees = (newest, *self._frees[1:])
+            self.changes += 1
 
     def to_json(self) -> dict[str, Any]:
         return {"version": VERSION, "frees": [freed.to_json() for freed in self._frees]}

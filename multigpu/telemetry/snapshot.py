@@ -115,9 +115,24 @@ class ModelMemory:
             "ring": self.ring,
             "streamed": self.streamed,
             "used": self.used,
-            "step": None if forecast is None else {"seconds": forecast.step, "measured": forecast.measured},
+            "step": None if forecast is None else step(forecast),
         }
         return {**told, "blocks": [] if plan is None else plan_rows(plan)} if blocks else told
+
+
+def step(forecast: Forecast) -> dict[str, float | None]:
+    """The seconds of a step: by the simulator, and as timed with this plan, if it was."""
+    timed = forecast.simulated is not None
+    return {"forecast": forecast.simulated if timed else forecast.step, "measured": forecast.step if timed else None}
+
+
+def told_forecast(step: dict[str, float | None]) -> Forecast:
+    """What a snapshot's `step` tells of a forecast."""
+    expected, took = step["forecast"], step["measured"]
+    assert expected is not None
+    if took is None:
+        return Forecast(expected, expected, ())
+    return Forecast(took, took, (), measured=True, simulated=expected)
 
 
 def plan_rows(plan: Plan) -> list[list[Any]]:
@@ -142,7 +157,8 @@ class Snapshot:
     """Memory at one moment. `identifier` says what for, `tag` which moment; `time` is seconds since 1970.
 
     The last device is the CPU, with the machine's RAM. `held` is how many models are held for later prompts.
-    `elsewhere` are the devices of other machines, as these have last told.
+    `elsewhere` are the devices of other machines, as these have last told. `frees` is how often the history of frees
+    has changed.
     """
 
     identifier: str
@@ -154,6 +170,7 @@ class Snapshot:
     held: int = 0
     links: tuple[LinkSpeed, ...] = ()
     elsewhere: tuple[DeviceMemory, ...] = ()
+    frees: int = 0
 
     @property
     def ram(self) -> DeviceMemory:
@@ -162,6 +179,11 @@ class Snapshot:
     @property
     def loaded(self) -> list[ModelMemory]:
         return [model for model in self.models if model.loaded]
+
+    @property
+    def plans(self) -> dict[str, Plan | None]:
+        """The plan of each model by its id."""
+        return {model.id: model.plan for model in self.models}
 
     def line(self) -> str:
         """For people: `free 3 post-unload at 12:03:59: process 1.2 GiB, RAM 12.1 GiB of 23.5 GiB, cuda:0 ...`."""
@@ -185,6 +207,7 @@ class Snapshot:
             "models": [model.to_json(blocks=blocks) for model in self.models],
             "links": [link.to_json() for link in self.links],
             "elsewhere": [device.to_json() for device in self.elsewhere],
+            "frees": self.frees,
         }
 
     def json(self) -> str:
@@ -192,15 +215,16 @@ class Snapshot:
         told = {"identifier": self.identifier, "tag": self.tag, **self.to_json(blocks=False)}
         return json.dumps(told, separators=(",", ":"))
 
-    def differs(self, other: Snapshot) -> bool:
-        """Whether someone who sees the other one should see this one: `NOISE` and the time make no difference."""
-        if (self.models, self.links, self.held) != (other.models, other.links, other.held):
+    def differs(self, other: Snapshot, noise: float = NOISE) -> bool:
+        """Whether someone who sees the other one should see this one: `noise` in the figures and the time make no
+        difference."""
+        if (self.models, self.links, self.held, self.frees) != (other.models, other.links, other.held, other.frees):
             return True
         devices, before = (*self.devices, *self.elsewhere), (*other.devices, *other.elsewhere)
         if [replace(its, free=0, cached=0) for its in devices] != [replace(its, free=0, cached=0) for its in before]:
             return True
         figures, earlier = (self.process_bytes, *_figures(devices)), (other.process_bytes, *_figures(before))
-        return any(abs(now - then) > NOISE for now, then in zip(figures, earlier, strict=True))
+        return any(abs(now - then) > noise for now, then in zip(figures, earlier, strict=True))
 
 
 def _figures(devices: tuple[DeviceMemory, ...]) -> list[int]:

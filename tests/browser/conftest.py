@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from devtools import models, side_packages
-from devtools.hosts import FRONTENDS, Frontend
+from devtools.hosts import FRONTENDS, NEWEST, Frontend
 from devtools.places import Places
 from devtools.server import Server, ServerSpec
 from tests.host.driver import Driver, spec_for
@@ -44,6 +44,18 @@ pip, or by uv if pip is slow to answer."""
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "manager: with ComfyUI's Manager enabled, too")
+    config.addinivalue_line("markers", "once: starts a server of its own: runs with one frontend only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker("once") and _row(item) != Frontend(NEWEST)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _row(item: pytest.Item) -> Frontend:
+    row: Frontend = item.callspec.params["frontend"]  # type: ignore[attr-defined]
+    return row
 
 
 @pytest.hookimpl(tryfirst=True)  # so that pytest puts all tests of one server together
@@ -96,7 +108,7 @@ def server(frontend: Frontend, manager: bool, tmp_path_factory: pytest.TempPathF
         Path(sys.executable),
         frontend=frontend.files(Places.here()),
         runner=(str(SERVE),),
-        environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "MULTIGPU_LOG": "info"},
+        environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "SIMDEV_LINKS": "25e9", "MULTIGPU_LOG": "info"},
         flags=simdev.HOST_FLAGS,
     )
     installed = installed_packages()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -72,16 +73,36 @@ def test_a_node_shows_only_the_widgets_that_its_mode_uses(page: Any, design: str
     assert page.evaluate(SAVED) == [*(saved | {"mode": mode}).values()], "hidden widgets keep their values"
 
 
-def test_the_devices_of_a_combo_say_what_they_are_and_keep_their_ids(page: Any) -> None:
+LISTS = {"classic": ".litecontextmenu .litemenu-entry", "Nodes 2.0": "[role='option']"}
+"""The entries of a list that is open, by design of nodes."""
+PLACE_OF_COMBO = """() => {
+    const node = window.placed, widget = node.widgets[0], canvas = window.app.canvas;
+    const box = canvas.canvas.getBoundingClientRect();
+    const [x, y] = canvas.ds.convertOffsetToCanvas([node.pos[0] + node.size[0] / 2, node.pos[1] + widget.last_y + 10]);
+    return [box.left + x, box.top + y];
+}"""
+LABELS = [
+    "default", "cuda:0 (Simulated CUDA 0, 6.00 GiB)", "cuda:1 (Simulated CUDA 1, 6.00 GiB)",
+    "cuda:2 (Simulated CUDA 2, 6.00 GiB)",
+]  # fmt: skip
+
+
+def test_the_list_of_devices_says_what_they_are_and_a_choice_is_an_id(page: Any, design: str) -> None:
     page.evaluate(ADD)
-    page.wait_for_function("() => window.placed.widgets[0].options.getOptionLabel")
-    labels = page.evaluate(
-        "() => window.placed.widgets[0].options.values.map(window.placed.widgets[0].options.getOptionLabel)"
-    )
+    if design == "classic":
+        page.wait_for_function("() => window.placed.widgets[0].last_y > 0")
+        page.mouse.click(*page.evaluate(PLACE_OF_COMBO))
+    else:
+        page.locator("[data-node-id] [role='combobox']").first.click()
+    entries = page.locator(LISTS[design])
+    entries.first.wait_for(timeout=30_000)
+    *shown, ram = [text.strip() for text in entries.all_inner_texts()]
+    assert shown == LABELS and re.fullmatch(r"cpu \(.+, [\d.]+ GiB\)", ram)
+    entries.nth(2).click()
+    page.wait_for_function("() => window.placed.widgets[0].value === 'cuda:1'", timeout=30_000)
     ids = page.evaluate("() => window.placed.widgets[0].options.values")
     assert ids == ["default", "cuda:0", "cuda:1", "cuda:2", "cpu"]
-    assert labels[1] == "cuda:0 (Simulated CUDA 0, 6.00 GiB)"
-    assert labels[0] == "default"
+    assert page.evaluate(SAVED)[0] == "cuda:1"
 
 
 def test_the_help_page_of_a_node_is_shown(page: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +14,7 @@ import pytest
 from devtools.server import Server
 from scripts.examples import Box, graph
 from tests.browser.conftest import TAB
-from tests.browser.test_saved_workflows import LOAD
+from tests.browser.test_saved_workflows import LOAD, ROOT
 from tests.host.driver import Driver
 
 MODEL, CLIP = "Flux", "SD3ClipModel_"
@@ -87,6 +89,12 @@ def choose(page: Any, entry: str) -> None:
     wanted.click()
 
 
+def words(language: str) -> dict[str, str]:
+    """Our texts, by key."""
+    texts: dict[str, dict[str, str]] = json.loads((ROOT / "locales" / language / "main.json").read_text("utf-8"))
+    return texts["multigpu"]
+
+
 def frees(driver: Driver) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = driver.client.get("/multigpu/history")["frees"]
     return found
@@ -122,6 +130,23 @@ def test_the_keyboard_tells_each_block(page: Any, panel: Any, driver: Driver) ->
     assert strip.get_attribute("aria-valuetext").startswith(f"{name}, ")
     page.keyboard.press("Escape")
     assert not tip.is_visible()
+
+
+def test_the_pointer_tells_a_block_with_its_bytes_and_the_reason(page: Any, panel: Any, driver: Driver) -> None:
+    blocks = models(driver)[MODEL]["blocks"]
+    whole, wanted = sum(size for _, size, *_ in blocks), max(range(len(blocks)), key=lambda index: blocks[index][1])
+    name, size, home, reason = blocks[wanted]
+    before = sum(size for _, size, *_ in blocks[:wanted])
+    strip = panel.locator(".multigpu-model .multigpu-strip").first
+    box = strip.bounding_box()
+    page.mouse.move(box["x"] + (before + size / 2) / whole * box["width"], box["y"] + box["height"] / 2)
+    tip = panel.locator(".multigpu-tip")
+    tip.wait_for(timeout=30_000)
+    lines = tip.inner_text().split("\n")
+    assert lines[0] == name and lines[1].startswith(f"{size / 1024**2:.1f} MiB · {home} · block {wanted + 1} of ")
+    assert lines[2] == words("en")[f"reason_{reason}"]
+    page.mouse.move(0, 0)
+    tip.wait_for(state="hidden")
 
 
 @pytest.mark.manager
@@ -162,15 +187,41 @@ def test_eject_removes_a_pinned_model(page: Any, panel: Any, driver: Driver) -> 
 
 
 def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
+    """Free models leaves what is pinned, and what is not pinned any more is freed by the next one."""
+    model = models(driver)[MODEL]["id"]
+    for wanted, standing in (("Pin", "keep"), ("Unpin", "default"), ("Pin", "keep")):
+        panel.get_by_role("button", name=f"{wanted} {MODEL}", exact=True).click()
+        panel.locator(f"[data-model='{model}'][data-standing='{standing}']").wait_for()
+        assert models(driver)[MODEL]["standing"] == standing
+    panel.get_by_role("button", name="Free models", exact=True).click()
+    page.wait_for_function("() => document.querySelectorAll('.multigpu-model').length === 1", timeout=30_000)
+    driver.wait_idle()
+    assert models(driver).keys() == {MODEL} and frees(driver)[0]["free_memory"] is False
+    driver.client.post("/multigpu/unpin", {"model": model})
     panel.get_by_role("button", name="Free models and caches", exact=True).click()
     panel.get_by_text("No model is loaded. Run a workflow.").wait_for(timeout=30_000)
     driver.wait_idle()
-    assert models(driver) == {}
+    assert models(driver) == {} and frees(driver)[0]["free_memory"] is True
 
 
-def stops_listening(answer: Any) -> bool:
-    """Not the message that the open tab sends every ten seconds."""
-    return bool(answer.url.endswith("/multigpu/listen")) and answer.request.post_data_json["on"] is False
+def test_links_are_shown_and_what_goes_wrong_is_said(page: Any, panel: Any, driver: Driver) -> None:
+    links = driver.client.get("/multigpu/snapshot")["links"]
+    measured = {(link["from"], link["to"]): link["speed"] for link in links}
+    assert measured.keys() >= {("cpu", "cuda:0"), ("cuda:1", "cuda:0")}, "those that the plan uses"
+    assert all(speed == pytest.approx(25e9, rel=0.1) for speed in measured.values())
+    rows = panel.get_by_role("region", name="Links").locator("dt").all_inner_texts()
+    assert rows == [f"{link['from']} → {link['to']}" for link in links]
+    speeds = panel.get_by_role("region", name="Links").locator("dd").all_inner_texts()
+    assert all(re.fullmatch(r"[\d.]+ (GiB|MiB|TiB)/s", speed) for speed in speeds)
+    said = {"error": {"message": "on purpose", "field": None, "column": None}}
+    page.route("**/multigpu/pin", lambda asked: asked.fulfill(json=said))
+    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
+    alert = panel.get_by_role("alert")
+    alert.wait_for(timeout=30_000)
+    assert alert.inner_text() == "on purpose"
+    page.unroute("**/multigpu/pin")
+    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
+    alert.wait_for(state="hidden", timeout=30_000)
 
 
 def test_nothing_is_sent_when_the_tab_is_closed(page: Any, panel: Any, driver: Driver) -> None:
@@ -180,12 +231,83 @@ def test_nothing_is_sent_when_the_tab_is_closed(page: Any, panel: Any, driver: D
     }""")
     panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
     page.wait_for_function("() => window.received > 0", timeout=30_000)
-    with page.expect_response(stops_listening) as closed:
-        page.locator(TAB).click()
-    assert closed.value.ok
+    assert driver.client.get("/debug/listening") is True
+    page.locator(TAB).click()
     panel.wait_for(state="detached")
+    driver.until(lambda: driver.client.get("/debug/listening") is False)
     received = page.evaluate("() => window.received")
     (model,) = [model["id"] for name, model in models(driver).items() if name == MODEL]
     driver.client.post("/multigpu/eject", {"model": model})
     driver.wait_idle()
     assert page.evaluate("() => window.received") == received
+    assert driver.client.get("/debug/listening") is False
+
+
+LOOKS = """async () => {
+    const { know, look } = await import("/extensions/multigpu/homes.js?by_itself");
+    const there = number => ["cuda:0", "cuda:1", "xpu:0", "cpu"].map(name => `ray://node-${number}/${name}`);
+    const here = ["cuda:0", "cuda:1", "cuda:2", "npu:0", "xpu:0", "mps", "cpu", "disk"];
+    const all = [...here, ...there("b"), ...there("c")];
+    know(all.slice(4).map(id => ({ id })));
+    return Object.fromEntries(all.map(id => [id, look(id)]));
+}"""
+PAINTED = """() => [...document.querySelectorAll(".multigpu-device .multigpu-heading .multigpu-swatch")].map(swatch => {
+    const style = getComputedStyle(swatch);
+    return style.backgroundColor + style.backgroundImage;
+})"""
+
+
+def test_no_two_devices_look_the_same(page: Any, panel: Any) -> None:
+    """On this machine and on others; the frontend really paints them so."""
+    looks = page.evaluate(LOOKS)
+    assert len({tuple(look) for look in looks.values()}) == len(looks) == 16
+    assert {look[1] for name, look in looks.items() if name.endswith("cpu")} == {"hatched"}
+    painted = page.evaluate(PAINTED)
+    assert len({*painted}) == len(painted) == 4
+
+
+CONTRASTS = """() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    const rgba = colour => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const light = colour => rgba(colour).slice(0, 3).map(part => part / 255).map(
+        part => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4),
+    ).reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
+    const ground = element => {
+        while (element && rgba(getComputedStyle(element).backgroundColor)[3] < 128) element = element.parentElement;
+        return element ? getComputedStyle(element).backgroundColor : "white";
+    };
+    const texts = [...document.querySelectorAll(".multigpu-panel *")].filter(
+        element => element.checkVisibility() && [...element.childNodes].some(it => it.nodeType === 3 && it.data.trim()),
+    );
+    return texts.map(element => {
+        const [one, other] = [getComputedStyle(element).color, ground(element)].map(light).sort((a, b) => b - a);
+        return [(one + 0.05) / (other + 0.05), element.className, element.innerText];
+    });
+}"""
+"""The contrast of every text of the panel with what is behind it, as WCAG computes it."""
+SET = "([name, value]) => window.app.extensionManager.setting.set(name, value)"
+HEADINGS = ("memory", "models", "last_free", "links")
+
+
+def test_every_text_can_be_read_in_both_palettes_and_in_two_languages(page: Any, panel: Any) -> None:
+    try:
+        for palette in ("light", "dark"):
+            page.evaluate(SET, ["Comfy.ColorPalette", palette])
+            contrasts = page.evaluate(CONTRASTS)
+            assert len(contrasts) > 30
+            assert [text for text in contrasts if text[0] < 4.5] == [], palette
+        for language in ("zh", "en"):
+            page.evaluate(SET, ["Comfy.Locale", language])
+            page.locator(TAB).click()
+            panel.wait_for(state="detached")
+            page.locator(TAB).click()
+            panel.locator(".multigpu-model").first.wait_for(timeout=30_000)
+            assert panel.locator("h3").all_inner_texts() == [words(language)[key] for key in HEADINGS]
+    finally:
+        page.evaluate(SET, ["Comfy.ColorPalette", "dark"])
+        page.evaluate(SET, ["Comfy.Locale", "en"])

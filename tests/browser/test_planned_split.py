@@ -99,3 +99,41 @@ def test_a_node_without_a_loader_says_what_to_do(page: Any, typed: Callable[[str
     typed("cpu,*")
     page.evaluate("() => window.placed.disconnectInput(0)")
     page.locator(".multigpu-note", has_text="Connect a loader").wait_for(timeout=30_000)
+
+
+OTHERS = """() => {
+    window.app.graph.clear();
+    const add = (type, column, row, values) => {
+        const node = window.LiteGraph.createNode(type);
+        node.pos = [40 + 360 * column, 60 + 320 * row];
+        window.app.graph.add(node);
+        for (const [name, value] of Object.entries(values)) {
+            const widget = node.widgets.find(widget => widget.name === name);
+            widget.value = value;
+            widget.callback?.(value);
+        }
+        return node;
+    };
+    const expert = { mode: "expert", expert_mode_allocations: "cuda:1,1mb;cpu,*" };
+    const spread = { unet_name: "toy_flux.safetensors", expert_mode_allocations: "cuda:1,1mb;cpu,*" };
+    const clip = add("CLIPLoader", 0, 0, { clip_name: "toy_clip_l.safetensors" });
+    const vae = add("VAELoader", 0, 1, { vae_name: "toy_taef1.safetensors" });
+    const dot = add("Reroute", 1, 0, {});
+    const nodes = [add("MultiGPUPlaceCLIP", 2, 0, expert), add("MultiGPUPlaceVAE", 2, 1, expert),
+                   add("UNETLoaderDisTorch2MultiGPU", 0, 2, spread)];
+    clip.connect(0, dot, 0);
+    dot.connect(0, nodes[0], 0);
+    vae.connect(0, nodes[1], 0);
+    window.planned = nodes.map(node => node.widgets.find(widget => widget.name === "multigpu_split"));
+}"""
+PLANNED = """() => window.planned.map(widget => Object.fromEntries(
+    [...widget.element.querySelectorAll("[data-bytes]")].map(part => [part.dataset.home, Number(part.dataset.bytes)]),
+))"""
+
+
+def test_loaders_text_encoders_and_vaes_have_a_split_too_and_reroutes_are_followed(page: Any) -> None:
+    page.evaluate(OTHERS)
+    page.wait_for_function(f"() => ({PLANNED})().every(split => split.cpu > 0)", timeout=30_000)
+    clip, vae, model = page.evaluate(PLANNED)
+    assert all(split.keys() <= {"cuda:0", "cuda:1", "cpu"} for split in (clip, vae, model))
+    assert sum(vae.values()) < sum(model.values()) and sum(clip.values()) > 100_000_000

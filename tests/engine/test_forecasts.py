@@ -136,6 +136,12 @@ def test_the_memory_report_says_how_long_a_step_takes(studio: Studio) -> None:
     def step() -> str:
         return report(studio.snapshot()).splitlines()[-2].rpartition("; ")[2]
 
+    def told() -> dict[str, float]:
+        return dict(studio.snapshot().to_json()["models"][0]["step"])
+
     assert step().endswith("(an estimate)")
+    assert told()["forecast"] > 0 and told()["measured"] is None
     studio.latent(placed, steps=4)
     assert step().startswith("step ") and "estimate" not in step()
+    true = step_seconds(studio, lambda steps: studio.latent(placed, steps=steps))
+    assert told()["measured"] == pytest.approx(true, rel=0.1) == told()["forecast"], "both, by the simulator, too"

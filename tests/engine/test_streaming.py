@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -42,6 +43,27 @@ def test_after_the_first_step_every_use_is_expected(studio: Studio) -> None:
     studio.latent(placed, steps=4)
     assert counters.misses == misses
     assert counters.unstaged == counters.foreign == 0
+
+
+@pytest.mark.cuda
+def test_a_snapshot_waits_for_no_device(studio: Studio) -> None:
+    """Neither for what computes nor for what is copied when it is taken."""
+    from multigpu.host.snapshots import Snapshots
+
+    placed = studio.place(studio.flux())
+    studio.latent(placed)
+    zero, *_ = studio.accelerators
+    studio.world.set_compute_rate(zero, flops=1e6)
+    matrix = torch.zeros(100, 100, device=zero)
+    torch.cuda.synchronize(zero)
+    before = studio.world.clock()
+    matrix @ matrix
+    (pending := torch.cuda.Event()).record()
+    taken = Snapshots(studio.placer.inventory, list, threading.RLock()).take()
+    assert taken.models[0].plan is not None and studio.world.clock() == before
+    assert not pending.query(), "it still computes"
+    pending.synchronize()
+    assert studio.world.clock() > before
 
 
 @pytest.mark.cuda

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,13 @@ class Driver:
 
     def wait_idle(self, timeout: float = 30.0) -> None:
         """Until the prompt worker has done all it was asked for, frees included."""
+        self.until(lambda: self.client.get("/debug/idle"), timeout)
+
+    def until(self, true: Callable[[], Any], timeout: float = 30.0) -> None:
         end = time.monotonic() + timeout
-        while not self.client.get("/debug/idle"):
+        while not true():
             if time.monotonic() > end:
-                raise TimeoutError(f"the prompt worker was busy for {timeout:.0f} s")
+                raise TimeoutError(f"it was not so for {timeout:.0f} s")
             time.sleep(0.02)
 
     def free(self, *, unload_models: bool = False, free_memory: bool = False) -> None:

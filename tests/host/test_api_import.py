@@ -92,6 +92,7 @@ def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: d
     comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"})
     comfy.run(keeping(flux(seed=3), "vae", "Keepzzz_other"))
     assert "zzz_other: there is no MultiGPU" in comfy.log()
+    assert not [path for path in comfy.client.get("/extensions") if "another_name" in path], "nor does a tab ask them"
     for route in ("snapshot", "history", "settings"):
         with pytest.raises(RequestFailed) as failure:
             comfy.client.get(f"/multigpu/{route}")

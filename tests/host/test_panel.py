@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from devtools.client import RequestFailed
@@ -40,6 +42,22 @@ def test_a_snapshot_has_what_is_in_the_storages(keeper: Keeper) -> None:
     (ram,) = whole["devices"]
     assert ram["id"] == "cpu" and ram["ours"] == sum(row["storages"]["cpu"] for row in counted.values())
     assert ram["used"] == ram["ours"] + ram["others"] < ram["total"]
+
+
+def test_a_snapshot_says_when_models_were_last_used(keeper: Keeper) -> None:
+    """Models that are placed, and models that are not."""
+
+    def used() -> dict[str, float]:
+        return {name: model["used"] for name, model in models(keeper).items()}
+
+    began = snapshot(keeper)["time"]
+    keeper.run(flux(213, model="default"))
+    first = used()
+    assert first.keys() == {*CLASSES.values()} and all(began < when for when in first.values())
+    keeper.run(flux(214, model="default"))
+    again = used()
+    assert again["SD3ClipModel_"] == first["SD3ClipModel_"], "its output was cached"
+    assert all(again[CLASSES[part]] > first[CLASSES[part]] for part in ("model", "vae"))
 
 
 def test_ids_are_those_of_the_models(keeper: Keeper) -> None:
@@ -137,6 +155,27 @@ def test_there_are_never_two_copies_of_a_model_that_was_there_before_the_panel(k
     keeper.free(**BOTH)
     keeper.run(short(212))
     assert keeper.objects()["TAESD"] == (vae["patcher_id"], vae["model_id"]), "this one is handed back"
+
+
+def test_a_free_of_models_that_are_not_ours_is_told_to_who_looks(keeper: Keeper) -> None:
+    asyncio.run(_listen(keeper))
+    keeper.run(short(215))
+    before = keeper.client.get("/multigpu/history")["frees"]
+    keeper.free(unload_models=True)
+    newest, *older = keeper.client.get("/multigpu/history")["frees"]
+    assert older == before[:19] and keeper.names() == []
+    assert {its["name"] for its in newest["ejected"]} == {"Flux", "TAESD"} and newest["retained"] == []
+    assert {its["reason"] for its in newest["ejected"]} == {"nothing is set to keep"}
+    assert newest["returned"].keys() == {"cpu"}
+
+
+async def _listen(keeper: Keeper) -> None:
+    """As an open panel does."""
+    address = keeper.client.address
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{address}/ws?clientId=looks"):
+        for on in (True, False):
+            async with session.post(f"{address}/multigpu/listen", json={"client": "looks", "on": on}) as answer:
+                assert answer.status == 200
 
 
 def test_a_free_can_be_asked_for(keeper: Keeper) -> None:

@@ -1,14 +1,14 @@
-"""Plans for widgets, settings, listening clients, and input that is wrong or hostile, at the routes of the panel."""
+"""Plans for widgets, settings, and input that is wrong or hostile, at the routes of the panel."""
 
 from __future__ import annotations
 
-import asyncio
+import gzip
 import json
-import time
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 import requests
 from safetensors.torch import load_file
@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.host.driver import Driver
 from tests.host.lifecycle import FILES, Keeper, short
 
-pytestmark = pytest.mark.newest
-
 ROUTES = ("plan", "pin", "unpin", "eject", "free", "settings", "listen")
+LOOKING = ("snapshot", "history", "settings")
+"""The routes that are asked with GET."""
 FLUX = {"files": [FILES["model"].partition("/")[2]], "folder": "diffusion_models"}
 PLACE = "MultiGPUPlaceModel"
 
@@ -32,9 +32,21 @@ class Raw:
         self.session.trust_env = False
 
     def post(self, route: str, body: Any, **headers: str) -> requests.Response:
-        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        """Bytes are sent as they are, those of an iterator in chunks without a length before them."""
+        sent = body if isinstance(body, (bytes, Iterator)) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **headers}
         return self.session.post(f"{self.address}/multigpu/{route}", data=sent, headers=headers, timeout=60)
+
+    def get(self, route: str, **headers: str) -> requests.Response:
+        return self.session.get(f"{self.address}/multigpu/{route}", headers=headers, timeout=60)
+
+    def bytes(self, route: str, sent: bytes) -> int:
+        """The status of the answer to a POST whose body is sent as it is, in chunks that may be none."""
+        where = urlsplit(self.address)
+        head = f"POST /multigpu/{route} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((where.hostname, where.port), 60) as connection:
+            connection.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + sent)
+            return int(connection.recv(1000).split()[1])
 
     def error(self, route: str, body: Any, status: int = 400) -> dict[str, Any]:
         answer = self.post(route, body)
@@ -157,22 +169,54 @@ WRONG = [
     b'{"node": "MultiGPUPlaceModel", "files": [["a"]], "folder": "vae"}', b'{"ram_limit": 1e400}', b'{"log_level": {}}',
 ]  # fmt: skip
 """Each is wrong for every route."""
+GOOD = {
+    "plan": {"node": PLACE}, "pin": {"model": "m1"}, "unpin": {"model": "m1"}, "eject": {"model": "m1"},
+    "free": {"unload_models": True}, "settings": {"fall_back": True}, "listen": {"client": "x"},
+}  # fmt: skip
+CODED = [
+    (b"this is no gzip", {"Content-Encoding": "gzip"}),
+    (gzip.compress(b" " * 50_000_000), {"Content-Encoding": "gzip"}),
+    (gzip.compress(b"[" * 60_000)[:-20], {"Content-Encoding": "gzip"}),
+]
+"""Bodies that their Content-Encoding makes wrong."""
+CHUNKS = (b"zz\r\n{}\r\n0\r\n\r\n", b"2\r\n{}garbage\r\n", b"-1\r\n{}\r\n0\r\n\r\n")
+"""Bodies that are no chunks."""
 NAMES = ("../../comfy.settings.json", "/etc/passwd", "..", "a/../../b.safetensors", "C:\\models\\x.safetensors", "\0",
          "..\\..\\x.safetensors", "//server/share/x.safetensors", "", "nothing.safetensors", "x" * 5000)  # fmt: skip
 
 
+def state(keeper: Keeper) -> tuple[Any, ...]:
+    """All that a request can change: the settings, what was freed, and which models are there and stay."""
+    models = keeper.client.get("/multigpu/snapshot")["models"]
+    told = keeper.client.get("/multigpu/settings"), keeper.client.get("/multigpu/history")
+    return *told, [(model["id"], model["standing"]) for model in models]
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_wrong_bodies_are_refused(raw: Raw, keeper: Keeper, route: str) -> None:
-    before = keeper.client.get("/multigpu/settings"), len(keeper.client.get("/multigpu/history")["frees"])
-    for body in WRONG:
-        answer = raw.post(route, body)
+    keeper.run(short(221, vae="keep"))
+    before = state(keeper)
+    assert "keep" in {standing for *_, standing in before[-1]}
+    for body, headers in (*((body, {}) for body in WRONG), *CODED):
+        answer = raw.post(route, body, **headers)
         assert 400 <= answer.status_code < 500, (route, body[:60], answer.status_code, answer.text)
         _leaks_nothing(answer, keeper)
         assert answer.json()["error"]["message"]
     keeper.wait_idle()
-    assert before == (
-        keeper.client.get("/multigpu/settings"), len(keeper.client.get("/multigpu/history")["frees"])
-    )  # fmt: skip
+    assert state(keeper) == before
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_bodies_that_are_sent_wrongly_are_refused(raw: Raw, keeper: Keeper, route: str) -> None:
+    before = state(keeper)
+    for chunks in CHUNKS:
+        assert 400 <= raw.bytes(route, chunks) < 500, chunks
+    endless = (b" " * 100_000 for _ in range(100))
+    assert raw.post(route, endless).status_code == 413, "10 MB, and no length before them"
+    good = raw.post(route, GOOD[route], **{"Content-Type": "application/json; charset=nonsense"})
+    assert good.status_code == 415 and "UTF-8" in good.json()["error"]["message"]
+    keeper.wait_idle()
+    assert state(keeper) == before
 
 
 def test_only_names_in_model_folders_are_files(raw: Raw, keeper: Keeper) -> None:
@@ -184,6 +228,26 @@ def test_only_names_in_model_folders_are_files(raw: Raw, keeper: Keeper) -> None
         answer = raw.post("plan", widgets() | FLUX | {"folder": folder})
         assert answer.status_code == 400, folder
         _leaks_nothing(answer, keeper)
+
+
+def test_nobody_learns_which_other_files_there_are(raw: Raw, keeper: Keeper) -> None:
+    """The answer for a file that is there is the one for a file that is not."""
+    there = keeper.server.spec.models / "configs" / "there.safetensors"
+    there.parent.mkdir(exist_ok=True)
+    there.write_bytes(b"")
+    text = keeper.server.spec.models / "vae" / "there.txt"
+    text.write_bytes(b"")
+    try:
+        for folder, file, missing in (("configs", there, "none.safetensors"), ("vae", text, "none.txt"),
+                                      ("custom_nodes", "multigpu/__init__.py", "multigpu/none.py")):  # fmt: skip
+            name = str(getattr(file, "name", file))
+            said = [
+                raw.error("plan", widgets() | {"files": [it], "folder": folder})["message"] for it in (name, missing)
+            ]
+            assert said[0].replace(name, missing) == said[1], folder
+    finally:
+        there.unlink()
+        text.unlink()
 
 
 def test_a_damaged_file_is_named_without_its_path(raw: Raw, keeper: Keeper) -> None:
@@ -203,10 +267,7 @@ def test_pages_of_other_sites_may_not_ask(raw: Raw, keeper: Keeper, route: str) 
     (model,) = [
         model["id"] for model in keeper.client.get("/multigpu/snapshot")["models"] if model["standing"] == "keep"
     ]
-    good = {
-        "plan": widgets(), "free": {"unload_models": True}, "settings": {"fall_back": True},
-        "listen": {"client": "x"},
-    }.get(route, {"model": model})  # fmt: skip
+    good = GOOD[route] | ({"model": model} if "model" in GOOD[route] else {})
     for headers in (
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
@@ -223,58 +284,19 @@ def test_pages_of_other_sites_may_not_ask(raw: Raw, keeper: Keeper, route: str) 
     assert keeper.client.get("/multigpu/settings")["fall_back"]["value"] is False
 
 
+@pytest.mark.parametrize("route", LOOKING)
+def test_pages_of_other_sites_may_not_look(raw: Raw, keeper: Keeper, route: str) -> None:
+    for headers in ({"Origin": "http://evil.example", "Host": "192.168.0.2:8188"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = raw.get(route, **headers)
+        assert answer.status_code == 403, headers
+        _leaks_nothing(answer, keeper)
+    answer = raw.get(route, Origin="http://192.168.0.2:8188", Host="192.168.0.2:8188")
+    assert answer.status_code == 200, "its own page, at whatever address"
+    _leaks_nothing(answer, keeper)
+
+
 def _leaks_nothing(answer: requests.Response, keeper: Keeper) -> None:
     spec = keeper.server.spec
     for secret in (spec.base, spec.models, spec.tree, spec.packs["multigpu"]):
         assert str(secret) not in answer.text, answer.text
     assert "Traceback" not in answer.text
-
-
-# -- listening ------------------------------------------------------------------------------------------------------
-
-
-def test_clients_that_listen_get_one_snapshot_for_all(keeper: Keeper) -> None:
-    """100 clients: the snapshots that are taken are counted, not the clients."""
-    asyncio.run(asyncio.wait_for(_hundred_listen(keeper), 120))
-
-
-async def _hundred_listen(keeper: Keeper) -> None:
-    address = keeper.client.address
-    names = [f"panel-{number}" for number in range(100)]
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def ask(name: str, on: bool = True) -> int:
-            async with session.post(f"{address}/multigpu/listen", json={"client": name, "on": on}) as answer:
-                return answer.status
-
-        async def told(socket: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
-            while True:
-                message = json.loads((await socket.receive()).data)
-                if message["type"] == "multigpu.snapshot":
-                    return dict(message["data"])
-
-        assert await ask("panel-0") == 404, "it is not connected yet"
-        sockets = [await session.ws_connect(f"{address}/ws?clientId={name}") for name in names]
-        assert {await ask(name) for name in names} == {200}
-        first = [await told(socket) for socket in sockets]
-        assert all(one["version"] == 1 and one["models"] == [] for one in first)
-        before, began = (await _get(session, f"{address}/lifecycle/panel"))["taken"], time.monotonic()
-        finished = asyncio.get_running_loop().run_in_executor(None, keeper.run, short(224, vae="keep"))
-        later = [await told(socket) for socket in sockets]
-        while not all("TAESD" in {model["name"] for model in one["models"]} for one in later):
-            later = [await told(socket) for socket in sockets]
-        await finished
-        assert len({one["time"] for one in later}) <= 2, "the same snapshot for all, or the next one"
-        taken = (await _get(session, f"{address}/lifecycle/panel"))["taken"] - before
-        assert taken <= 2 * (time.monotonic() - began) + 2, "two in a second, whoever listens"
-        await sockets[0].close()
-        assert {await ask(name, on=False) for name in names[1:]} == {200}
-        while (await _get(session, f"{address}/lifecycle/panel"))["running"]:
-            await asyncio.sleep(0.05)
-        for socket in sockets[1:]:
-            await socket.close()
-
-
-async def _get(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
-    async with session.get(address) as answer:
-        return dict(await answer.json())

@@ -105,6 +105,8 @@ def test_a_model_on_another_machine_is_seen_pinned_and_ejected_here(comfy: Drive
         return next((its for its in snapshot()["elsewhere"] if its["id"] == NODE_B), None)
 
     assert until(node_b)
+    sent = {"node": "MultiGPUPlaceModel", "inputs": {"compute_device": NODE_B}}
+    assert comfy.client.post("/multigpu/plan", sent) == {"plan": None, "elsewhere": "node-b"}, "it plans there"
     there = node_b()
     assert there["state"] == "ready"
     assert there["total"] == psutil.virtual_memory().total and there["ours"] > 0

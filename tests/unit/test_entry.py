@@ -17,14 +17,19 @@ from tests.unit.architecture import ROOT
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[[str], ModuleType]]:
-    """Copies the pack to a folder of that name and imports it. Nothing of it stays in this process."""
+    """Copies the pack to a folder of that name and imports it, perhaps with a broken module.
+
+    Nothing of it stays in this process.
+    """
     before = set(sys.modules)
 
-    def copied(name: str) -> ModuleType:
+    def copied(name: str, broken: str | None = None) -> ModuleType:
         folder = tmp_path / name
         folder.mkdir()
         shutil.copy(ROOT / "__init__.py", folder)
         shutil.copytree(ROOT / "multigpu", folder / "multigpu", ignore=shutil.ignore_patterns("__pycache__"))
+        if broken is not None:
+            (folder / "multigpu" / broken).write_text("raise OSError('broken')")
         spec = importlib.util.spec_from_file_location(str(folder).replace(".", "_x_"), folder / "__init__.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -44,14 +49,17 @@ def part(pack: ModuleType, name: str) -> ModuleType:
 
 
 def test_a_copy_that_has_started_is_found_by_the_next_one(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    first = load("multigpu")
-    part(first, "runtime").current()
-    second = load("multigpu-main")
-    assert (first.WEB_DIRECTORY, second.WEB_DIRECTORY) == ("./web", None)
+    first, second = load("multigpu"), load("multigpu-main")
     assert part(second, "entry").first_copy() == tmp_path / "multigpu"
     assert part(first, "entry").first_copy() is None
 
 
-def test_a_copy_that_could_not_start_is_no_copy(load: Callable[[str], ModuleType]) -> None:
-    load("multigpu")
-    assert load("multigpu-main").WEB_DIRECTORY == "./web"
+def test_without_what_the_routes_need_nothing_is_offered_to_the_frontend(load: Callable[[str], ModuleType]) -> None:
+    pack = load("multigpu")
+    assert not part(pack, "runtime").current().offers_panel and pack.WEB_DIRECTORY is None
+
+
+def test_a_copy_that_could_not_start_is_no_copy(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="broken"):
+        load("multigpu", broken="settings.py")
+    assert part(load("multigpu-main"), "entry").first_copy() is None

@@ -66,7 +66,8 @@ class MeasuredSteps:
             return plan
         expected = _simulated(plan, facts)
         if plan == facts.time.plan and expected.forecast is not None:
-            return replace(expected, forecast=replace(expected.forecast, step=facts.time.seconds))
+            forecast = replace(expected.forecast, step=facts.time.seconds, simulated=expected.forecast.step)
+            return replace(expected, forecast=forecast)
         return expected
 
     def plan_for(self, asked: Plan, model: str) -> Plan:

@@ -29,6 +29,7 @@ from ...lifecycle.pressure import Pressure, Release
 from ...plan import DeviceId
 from ...telemetry.frees import Fate, Freed, FreeHistory
 from ...telemetry.recorder import Recorder
+from ...telemetry.snapshot import Snapshot
 from ...units import format_bytes
 from ..device_memory import ram_used
 from ..loaded_models import entries, standing, unload_all_but
@@ -84,6 +85,8 @@ class FreeFlow:
         self._free_memory = False
         """Whether the next free was asked to drop the executor's cached outputs."""
         self._on = self._refused = False
+        self._shown = self._noting = False
+        """Whether a user has opened the panel; and whether only the host's own code frees now, and it is noted."""
         self._placed: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that our nodes have placed or loaded for a chosen device."""
         self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -136,13 +139,16 @@ class FreeFlow:
         free_memory = self._free_memory and not during_prompt
         self._free_memory = self._free_memory and during_prompt
         loaded = entries()
-        if not self._at_stake(loaded):
-            self._unload.original()
-            return
         out_of_memory = model_management.is_oom(sys.exc_info()[1])
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
-        kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
         freed = _freed(decision, free_memory)
+        if not self._at_stake(loaded):
+            self._noting = self._shown and bool(loaded)
+            if self._noting:
+                self.frees.begin(self._look("pre-unload"), freed)
+            self._unload.original()
+            return
+        kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
         name = self._cycle.begin()
         self.frees.begin(self._recorder.take(name, "pre-unload"), freed)
         try:
@@ -175,6 +181,10 @@ class FreeFlow:
             entry.model.model in self._placed or standing(entry.model.model) is not Standing.DEFAULT for entry in loaded
         )
         return ours or self._cycle.chosen or self.held() > 0
+
+    def _look(self, tag: str) -> Snapshot:
+        """A snapshot for the panel, during a free that only the host's own functions carry out."""
+        return self._recorder.take("ComfyUI's free", tag, level=logging.DEBUG)
 
     def _retain(self, decision: Decision[Any]) -> None:
         self.retention.reconcile()
@@ -209,6 +219,9 @@ class FreeFlow:
         cycle = self._cycle
         if cycle.phase is Phase.UNLOADING or (cycle.phase is Phase.NONE and not self._at_stake(entries())):
             self._soft.original(force)
+            if self._noting:
+                self._noting = False
+                self.frees.note(self._look("post-gc"))
             return
         before = {device: cached_bytes(device) for device in self._accelerators()}
         self._soft.original(force)
@@ -298,8 +311,9 @@ class FreeFlow:
             self.retention.set_standing(component, wanted)
 
     def expect_choices(self) -> None:
-        """A user looks at the models, and may choose something: record from now on what could be handed back."""
-        self.activate()
+        """A user looks at the models, and may choose something: record from now on what could be handed back, and what
+        frees do."""
+        self._shown = self.activate()
 
     def choose(self, patcher: Any, wanted: Standing, *, lingers: bool = False) -> None:
         """Pin, flag or unpin a model as its user says outside of any workflow; see `Retention.choose`. From any thread.

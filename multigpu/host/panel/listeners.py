@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import RequestError
 from ...telemetry.bodies import ListenBody, shown
-from ...telemetry.snapshot import Snapshot
+from ...telemetry.snapshot import NOISE, Snapshot
+
+log = logging.getLogger("multigpu")
 
 EVENT = "multigpu.snapshot"
 PERIOD = 0.5
 """Seconds between two snapshots."""
-LASTS = 30.0
+EACH = 0.1
+"""For each client, seconds that pass at least between two messages in which nothing but memory figures is new: these
+change all the time, and to send one takes a tenth of a millisecond."""
+LASTS = 300.0
 """Seconds after which a client that has not asked again no longer listens."""
 
 
@@ -27,7 +34,8 @@ class Listeners:
         self._take = take
         self._sockets = sockets
         self._until: dict[str, float] = {}
-        self._new: set[str] = set()
+        self._behind: set[str] = set()
+        """Clients that have not been sent the blocks of the models as they are now planned."""
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self.taken = 0
@@ -38,34 +46,50 @@ class Listeners:
         """Whether snapshots are being taken: as long as a client listens."""
         return self._task is not None
 
-    def listen(self, wanted: ListenBody) -> None:
-        """Begin, go on, or stop to send to a client. Raises RequestError for a client that is not connected."""
+    def listen(self, wanted: ListenBody) -> bool:
+        """Begin, go on, or stop to send to a client. Returns whether it begins.
+
+        Raises RequestError for a client that is not connected.
+        """
         if not wanted.on:
             self._stop(wanted.client)
-            return
+            return False
         if wanted.client not in self._sockets:
             raise RequestError(f"no client {shown(wanted.client)} is connected to ComfyUI's websocket", status=404)
-        if wanted.client not in self._until:
-            self._new.add(wanted.client)
+        begins = wanted.client not in self._until
+        if begins:
+            self._behind.add(wanted.client)
         self._until[wanted.client] = time.monotonic() + LASTS
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+        return begins
 
     def _stop(self, client: str) -> None:
         self._until.pop(client, None)
-        self._new.discard(client)
+        self._behind.discard(client)
 
     async def _run(self) -> None:
         try:
             last: Snapshot | None = None
+            told, next_figures = False, 0.0
             while self._drop_gone():
-                snapshot = await asyncio.to_thread(self._take)
+                try:
+                    snapshot = await asyncio.to_thread(self._take)
+                except Exception:  # whatever it is, the next one may be possible
+                    if not told:
+                        log.exception("[MultiGPU] the panel cannot be shown what is in memory; it is tried again")
+                    told = True
+                    await _pause(PERIOD)
+                    continue
                 self.taken += 1
-                changed = last is None or snapshot.differs(last)
+                now = time.monotonic()
+                noise = NOISE if now >= next_figures else math.inf
+                changed = last is None or snapshot.differs(last, noise)
+                if last is None or snapshot.plans != last.plans:
+                    self._behind |= self._until.keys()
+                self._send(snapshot, [*self._until] if changed else [*self._behind])
                 if changed:
-                    last = snapshot
-                self._send(snapshot, [*self._until] if changed else [*self._new])
-                self._new.clear()
+                    last, next_figures = snapshot, now + EACH * len(self._until)
                 await _pause(PERIOD)
         finally:
             self._task = None
@@ -79,15 +103,18 @@ class Listeners:
         return bool(self._until)
 
     def _send(self, snapshot: Snapshot, clients: list[str]) -> None:
-        """Written once for all. A client that has not taken the last one yet is left out."""
-        if not clients:
-            return
-        text = json.dumps({"type": EVENT, "data": snapshot.to_json()})
+        """Written once for all, without blocks for those who have them. A client that has not taken the last one yet is
+        left out."""
         self._sending = {client: task for client, task in self._sending.items() if not task.done()}
+        texts: dict[bool, str] = {}
         for client in clients:
             socket = self._sockets.get(client)
             if socket is not None and client not in self._sending:
-                self._sending[client] = asyncio.get_running_loop().create_task(_sent(socket, text))
+                blocks = client in self._behind
+                if blocks not in texts:
+                    texts[blocks] = json.dumps({"type": EVENT, "data": snapshot.to_json(blocks=blocks)})
+                self._behind.discard(client)
+                self._sending[client] = asyncio.get_running_loop().create_task(_sent(socket, texts[blocks]))
 
 
 async def _pause(seconds: float) -> None:

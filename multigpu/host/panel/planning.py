@@ -22,11 +22,13 @@ from ...files import describe_model, read_tensors
 from ...files.families import retimed
 from ...files.model_file import READERS
 from ...lifecycle.ledger import Stamp, stamp
+from ...nodes.loader_table import COMPUTE
 from ...nodes.wishes import speaking, wish
 from ...plan import DISK, Block, DeviceId, Plan, Request, disk_budget, make_plan
+from ...remote.names import is_remote, parse_remote
 from ...target import Resolver
 from ...telemetry.bodies import PlanBody, shown
-from ...telemetry.snapshot import plan_rows
+from ...telemetry.snapshot import plan_rows, step
 from ..capabilities import HostCapabilities
 from ..device_memory import budgets
 from ..lifecycle.prompts import is_own
@@ -34,10 +36,15 @@ from ..placing.placer import REACHED
 from ..surface import Feature
 
 DIFFUSION, CHECKPOINTS = ("diffusion_models", "unet"), "checkpoints"
+PLACES = "MultiGPUPlace"
+"""What the ids of the place nodes begin with."""
 COMPONENTS = {"MultiGPUPlaceCLIP": "text", "MultiGPUPlaceVAE": "vae"}
 """The part of a checkpoint that a node gets, where that is not the diffusion model."""
-LEGACY = ("unet", "clip")
-"""Older names of two folders, which the host knows, too."""
+FOLDERS = (
+    "diffusion_models", "checkpoints", "text_encoders", "clip_vision", "vae", "controlnet", "unet", "clip", "unet_gguf",
+    "clip_gguf",
+)  # fmt: skip
+"""The folders that loaders take models from: the host's, its older names of two, and those of ComfyUI-GGUF."""
 _KEPT = 8
 """Of how many models the blocks are remembered: people type, and each key asks again."""
 
@@ -48,8 +55,16 @@ class Planning:
     """Makes plans without models. Safe to use from any thread."""
 
     def __init__(
-        self, inventory: Inventory, capabilities: HostCapabilities, resolver: Callable[[], Resolver], *, hoist: bool
+        self,
+        inventory: Inventory,
+        capabilities: HostCapabilities,
+        resolver: Callable[[], Resolver],
+        *,
+        hoist: bool,
+        others: bool,
     ) -> None:
+        """With `others`, place nodes can name devices of other machines."""
+        self._others = others
         self._inventory = inventory
         self._capabilities = capabilities
         self._resolver = resolver
@@ -57,11 +72,23 @@ class Planning:
         self._known: dict[Key, tuple[Block, ...]] = {}
         self._lock = threading.Lock()
 
-    def plan(self, wanted: PlanBody) -> dict[str, Any] | None:
-        """The plan as plain values; None if no file is named. Raises RequestError for everything that is wrong."""
+    def answer(self, wanted: PlanBody) -> dict[str, Any]:
+        """The plan as plain values, None if no file is named; or the other machine that will make it.
+
+        Raises RequestError for everything that is wrong.
+        """
         if not is_own({"class_type": wanted.node}):
             raise RequestError(f"{shown(wanted.node)} is none of MultiGPU's nodes; send the id of one")
         values = {**_defaults(nodes.NODE_CLASS_MAPPINGS[wanted.node]), **wanted.inputs}
+        compute = str(values.get(COMPUTE, ""))
+        if self._others and wanted.node.startswith(PLACES) and is_remote(compute):
+            try:
+                return {"plan": None, "elsewhere": parse_remote(compute).node}
+            except InputError as problem:
+                raise RequestError(str(problem), field=COMPUTE) from None
+        return {"plan": self._plan(wanted, values)}
+
+    def _plan(self, wanted: PlanBody, values: dict[str, Any]) -> dict[str, Any] | None:
         target = wish(values, self._resolver())
         if not wanted.files:
             return None
@@ -76,7 +103,7 @@ class Planning:
         return {
             "compute": str(plan.compute),
             "ring": plan.ring_bytes if plan.streamed else 0,
-            "step": None if forecast is None else {"seconds": forecast.step, "measured": False},
+            "step": None if forecast is None else step(forecast),
             "homes": {str(home): count for home, count in plan.bytes_by_home().items()},
             "blocks": plan_rows(plan),
         }
@@ -129,11 +156,11 @@ def _defaults(node: Any) -> dict[str, Any]:
 
 
 def _path(folder: str, name: str) -> str:
-    path = (
-        folder_paths.get_full_path(folder, name) if folder in (*folder_paths.folder_names_and_paths, *LEGACY) else None
-    )
+    if folder not in FOLDERS:
+        raise RequestError(f"no loader takes models from the folder {shown(folder)}; send one of {', '.join(FOLDERS)}")
+    if Path(name).suffix.lower() not in READERS:
+        raise RequestError(f"the header of {shown(name)} cannot be read; only {', '.join(READERS)} have one")
+    path = folder_paths.get_full_path(folder, name)
     if path is None:
         raise RequestError(f"there is no file {shown(name)} in ComfyUI's model folder {shown(folder)}")
-    if Path(path).suffix.lower() not in READERS:
-        raise RequestError(f"the header of {shown(name)} cannot be read; only {', '.join(READERS)} have one")
     return str(Path(path))

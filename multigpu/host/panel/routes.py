@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import comfy.cli_args
 from aiohttp import web
 from server import PromptServer
 
@@ -15,6 +16,7 @@ from ...errors import HostIncompatible, RequestError
 from ...lifecycle.absent import NoFreeFlow
 from ...lifecycle.policy import Standing
 from ...telemetry import bodies
+from ...telemetry.snapshot import Snapshot
 from .listeners import Listeners
 from .planning import Planning
 
@@ -26,17 +28,26 @@ Answer = tuple[int, Any]
 """An HTTP status, and what the JSON says."""
 
 
-@dataclass(frozen=True, slots=True)
+WRONG = ValueError, AttributeError, LookupError, RecursionError, web.RequestPayloadError
+"""What reading a body as JSON raises: no JSON, no object, an unknown charset, nested too deeply, broken on the way."""
+
+
+@dataclass(eq=False, slots=True)
 class Panel:
     """Answers the routes of one process."""
 
     runtime: Runtime
-    listeners: Listeners
     planning: Planning
+    listeners: Listeners = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.listeners = Listeners(self.take, PromptServer.instance.sockets)
 
     async def snapshot(self) -> Answer:
-        taken = await asyncio.to_thread(self.runtime.snapshots.take)
-        return 200, taken.to_json()
+        return 200, (await asyncio.to_thread(self.take)).to_json()
+
+    def take(self) -> Snapshot:
+        return replace(self.runtime.snapshots.take(), frees=self._flow.frees.changes)
 
     async def history(self) -> Answer:
         return 200, self._flow.frees.to_json()
@@ -45,7 +56,7 @@ class Panel:
         """A widget with a wrong value is answered with status 200: browsers log any other as a failed request."""
         wanted = bodies.read_plan(body)
         try:
-            return 200, {"plan": await asyncio.to_thread(self.planning.plan, wanted)}
+            return 200, await asyncio.to_thread(self.planning.answer, wanted)
         except RequestError as problem:
             if problem.field is None:
                 raise
@@ -102,17 +113,16 @@ class Panel:
 
     async def listen(self, body: dict[str, Any]) -> Answer:
         wanted = bodies.read_listen(body)
-        self.listeners.listen(wanted)
-        if wanted.on:
+        if self.listeners.listen(wanted):
             await asyncio.to_thread(self._flow.expect_choices)
         return 200, {}
 
 
 def new_panel(runtime: Runtime) -> Panel:
     """For the host's server in this process."""
-    listeners = Listeners(runtime.snapshots.take, PromptServer.instance.sockets)
-    planning = Planning(runtime.inventory, runtime.capabilities, lambda: runtime.resolver, hoist=runtime.settings.hoist)
-    return Panel(runtime, listeners, planning)
+    hoist, others = runtime.settings.hoist, runtime.remote is not None
+    planning = Planning(runtime.inventory, runtime.capabilities, lambda: runtime.resolver, hoist=hoist, others=others)
+    return Panel(runtime, planning)
 
 
 def add_routes(panel: Panel) -> None:
@@ -132,7 +142,7 @@ def _noting_frees(panel: Panel) -> Any:
     @web.middleware
     async def note(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         if request.method == "POST" and request.path in ("/free", "/api/free"):
-            with suppress(ValueError, AttributeError, RecursionError):  # the host's own code says what is wrong with it
+            with suppress(*WRONG):  # the host's own code says what is wrong with it
                 panel.free_is_asked(bool((await request.json()).get("free_memory", False)))
         return await handler(request)
 
@@ -140,8 +150,12 @@ def _noting_frees(panel: Panel) -> Any:
 
 
 def _getting(handler: Callable[[], Awaitable[Answer]]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def answer(_: web.Request) -> web.Response:
-        return await _answered(handler())
+    async def asked(request: web.Request) -> Answer:
+        _check_origin(request)
+        return await handler()
+
+    async def answer(request: web.Request) -> web.Response:
+        return await _answered(asked(request))
 
     return answer
 
@@ -150,14 +164,23 @@ def _posting(
     handler: Callable[[dict[str, Any]], Awaitable[Answer]],
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def asked(request: web.Request) -> Answer:
-        bodies.check_origin(request.headers.get("Origin"), request.headers.get("Host"))
-        bodies.check_type(request.content_type)
+        _check_origin(request)
+        bodies.check_type(request.content_type, request.charset)
         return await handler(bodies.read_body(await _read(request)))
 
     async def answer(request: web.Request) -> web.Response:
-        return await _answered(asked(request))
+        told = await _answered(asked(request))
+        if request.content.exception() is not None:  # aiohttp would read on, and log the same exception as unhandled
+            request.content.feed_eof()
+            told.force_close()
+        return told
 
     return answer
+
+
+def _check_origin(request: web.Request) -> None:
+    allowed = comfy.cli_args.args.enable_cors_header
+    bodies.check_origin(request.headers.get("Origin"), request.headers.get("Host"), allowed)
 
 
 async def _answered(answer: Awaitable[Answer]) -> web.Response:
@@ -175,8 +198,11 @@ async def _read(request: web.Request) -> bytes:
     if (request.content_length or 0) > bodies.MOST_BYTES:
         raise bodies.too_large()
     text = bytearray()
-    async for piece in request.content.iter_chunked(bodies.MOST_BYTES):
-        text += piece
-        if len(text) > bodies.MOST_BYTES:
-            raise bodies.too_large()
+    try:
+        async for piece in request.content.iter_chunked(bodies.MOST_BYTES):
+            text += piece
+            if len(text) > bodies.MOST_BYTES:
+                raise bodies.too_large()
+    except web.RequestPayloadError:
+        raise bodies.broken() from None
     return bytes(text)

@@ -14,8 +14,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...errors import InputError
 from ...lifecycle.policy import Standing
-from ...plan.types import Forecast
-from ...telemetry.snapshot import ModelMemory
+from ...telemetry.snapshot import ModelMemory, told_forecast
 from .calls import RemoteComponent
 from .describe import class_of, made, made_sampling, made_thing
 
@@ -74,13 +73,12 @@ class RemotePatcher(ModelPatcher):
         known = ModelMemory(name, model_id, str(device), 0, standing.value, {}, dynamic=False, loaded=loaded)
         if told is None:
             return known
-        step = told["step"]
         return replace(
             known,
             device=f"ray://{device.node}/{told['compute']}",
             resting={f"ray://{device.node}/{where}": count for where, count in told["homes"].items()},
             **{name: told[name] for name in ("loaded_bytes", "dynamic", "retained", "hoisted", "ring")},
-            forecast=None if step is None else Forecast(step["seconds"], step["seconds"], (), step["measured"]),
+            forecast=told["step"] and told_forecast(told["step"]),
         )
 
 

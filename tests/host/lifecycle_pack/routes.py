@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import threading
+import time
+from collections import Counter
 from typing import Any
 
 import comfy.model_management as model_management
@@ -16,6 +19,11 @@ from server import PromptServer
 
 from . import nodes
 
+TAKEN_BY: Counter[str] = Counter()
+"""How many snapshots each thread has taken for panels."""
+SPENT = {"seconds": 0.0}
+"""On snapshots for panels, and on sending them."""
+
 
 def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
     """A module of the pack under test, as ComfyUI loaded it; or one that lies beside the module `of`."""
@@ -25,6 +33,17 @@ def _module(name: str, of: str = "multigpu.multigpu.runtime") -> Any:
             __import__(beside)
             return sys.modules[beside]
     raise LookupError(f"{of} is not loaded")
+
+
+def _watched(take: Any) -> Any:
+    def taking() -> Any:
+        began = time.thread_time()
+        taken = take()
+        SPENT["seconds"] += time.thread_time() - began
+        TAKEN_BY[threading.current_thread().name] += 1
+        return taken
+
+    return taking
 
 
 def _sum(model: torch.nn.Module) -> float:
@@ -67,6 +86,38 @@ def _add_looking(routes: web.RouteTableDef) -> None:
         listeners, number = runtime.panel.listeners, _module("routes", of="multigpu_debug.routes").number
         ids = {number(model): its for model, its in [*runtime.snapshots._ids.items()]}
         return web.json_response({"taken": listeners.taken, "running": listeners.running, "ids": ids})
+
+    @routes.post("/lifecycle/watch_panel")
+    async def watch_panel(_: web.Request) -> web.Response:
+        """From now on, note what snapshots and their sending take, and which threads take snapshots."""
+        if not TAKEN_BY:
+            listening = _module("host.panel.listeners", of=".multigpu.api")
+            listeners = _module("runtime").current().panel.listeners
+            listeners._take, send, sent = _watched(listeners._take), listeners._send, listening._sent
+
+            def sending(*given: Any) -> None:
+                began = time.thread_time()
+                send(*given)
+                SPENT["seconds"] += time.thread_time() - began
+
+            async def one(*given: Any) -> None:
+                began = time.thread_time()
+                await sent(*given)
+                SPENT["seconds"] += time.thread_time() - began
+
+            listening.Listeners._send, listening._sent = (lambda _, *given: sending(*given)), one
+        return web.Response()
+
+    @routes.get("/lifecycle/cpu")
+    async def cpu(_: web.Request) -> web.Response:
+        """CPU seconds: of the sampler's thread, of this one, and of snapshots and their sending. And who took any."""
+        worker = next(its for its in threading.enumerate() if "prompt_worker" in its.name)
+        told = {
+            "sampler": time.clock_gettime(time.pthread_getcpuclockid(worker.ident or 0)),
+            "loop": time.thread_time(),
+        }
+        return web.json_response({**told, "panels": SPENT["seconds"], "by_sampler": TAKEN_BY[worker.name],
+                                  "taken": TAKEN_BY.total()})  # fmt: skip
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:

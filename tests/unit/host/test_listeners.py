@@ -13,9 +13,11 @@ import pytest
 from multigpu.errors import RequestError
 from multigpu.host.panel import listeners as module
 from multigpu.host.panel.listeners import LASTS, PERIOD, Listeners
+from multigpu.plan.types import CPU, Placement, Plan, Reason
 from multigpu.telemetry.bodies import ListenBody
-from multigpu.telemetry.snapshot import DeviceMemory, Snapshot
+from multigpu.telemetry.snapshot import NOISE, DeviceMemory, ModelMemory, Snapshot
 
+PLAN = Plan(CPU, (Placement("one", 3, CPU, CPU, Reason.RESIDENT),), 0)
 EMPTY = Snapshot("", "", 0.0, 0, (DeviceMemory("cpu", 5, 10),))
 
 
@@ -40,6 +42,9 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held = self.taken = 0
+        self.process = 0
+        self.broken = False
+        self.plan: Plan | None = None
         self.now = 100.0
         self.sockets: dict[str, Socket] = {}
         self.ticks: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
@@ -48,8 +53,12 @@ class World:
         monkeypatch.setattr(module, "_pause", self.pause)
 
     def take(self) -> Snapshot:
+        if self.broken:
+            raise RuntimeError("dictionary changed size during iteration")
         self.taken += 1
-        return replace(EMPTY, time=float(self.taken), held=self.held)
+        model = ModelMemory("Flux", "m1", "cpu", 0, "default", {}, dynamic=False, plan=self.plan)
+        time, process = float(self.taken), self.process
+        return replace(EMPTY, time=time, process_bytes=process, held=self.held, models=(model,))
 
     async def pause(self, seconds: float) -> None:
         assert seconds == PERIOD
@@ -74,6 +83,11 @@ class World:
             self.sockets.setdefault(name, Socket())
             self.listeners.listen(ListenBody(name, on))
         await self.settle()
+
+    def blocks(self, name: str) -> list[int | None]:
+        """How many blocks of the model came with each message; None if none were told."""
+        models = [its["data"]["models"][0] for its in self.sockets[name].got]
+        return [len(model["blocks"]) if "blocks" in model else None for model in models]
 
     def got(self, name: str) -> list[int]:
         assert all(its["type"] == "multigpu.snapshot" for its in self.sockets[name].got)
@@ -102,6 +116,55 @@ def test_one_snapshot_for_all_and_only_when_something_changes(run: Any) -> None:
         world.held = 2
         await world.tick()
         assert [world.got(name) for name in "abc"] == [[0, 2]] * 3 and world.taken == 5
+
+    run(story)
+
+
+def test_blocks_are_sent_when_a_plan_has_changed(run: Any) -> None:
+    """Who missed them gets them with the next message; who comes later with the first one."""
+
+    async def story(world: World) -> None:
+        world.plan = PLAN
+        await world.listen("a", "slow")
+        world.held = 1
+        await world.tick()
+        assert [world.blocks(name) for name in ("a", "slow")] == [[1, None], [1, None]]
+        world.sockets["slow"].gate.clear()
+        for world.held, world.plan in ((2, PLAN), (3, None), (4, None)):
+            await world.tick()
+        assert world.blocks("a") == [1, None, None, 0, None]
+        await world.listen("late")
+        world.sockets["slow"].gate.set()
+        await world.tick()
+        await world.tick()
+        assert world.blocks("slow") == [1, None, None, 0] and world.blocks("late") == [0]
+
+    run(story)
+
+
+def test_figures_alone_are_sent_less_often_to_many(run: Any) -> None:
+    """Ten clients: not within a second. Anything else is sent at once."""
+
+    async def story(world: World) -> None:
+        names = [f"c{number}" for number in range(10)]
+        await world.listen(*names)
+        world.process += 2 * NOISE
+        await world.tick()
+        assert world.got("c0") == [0]
+        world.held = 1
+        await world.tick()
+        assert world.got("c0") == [0, 1]
+        world.process += 2 * NOISE
+        for expected in ([0, 1], [0, 1, 1]):
+            await world.tick()
+            assert world.got("c0") == expected
+        await world.listen(*names[1:], on=False)
+        world.process += 2 * NOISE
+        await world.tick()
+        await world.tick()
+        world.process += 2 * NOISE
+        await world.tick()
+        assert world.got("c0") == [0, 1, 1, 1, 1], "one client is told at once"
 
     run(story)
 
@@ -167,6 +230,23 @@ def test_a_slow_or_broken_client_holds_nobody_up(run: Any) -> None:
         assert world.got("slow") == [0, 1, 4]
 
     run(story)
+
+
+def test_a_snapshot_that_fails_is_logged_once_and_the_next_one_is_sent(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(world: World) -> None:
+        await world.listen("a")
+        world.broken = True
+        for _ in range(3):
+            await world.tick()
+        world.broken, world.held = False, 1
+        await world.tick()
+        assert world.got("a") == [0, 1]
+
+    run(story)
+    (line,) = caplog.records
+    assert "tried again" in line.getMessage() and line.exc_info is not None
 
 
 def test_a_client_has_to_be_connected(run: Any) -> None:

@@ -38,13 +38,27 @@ def test_anything_else_is_refused(sent: bytes, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("origin", "host"),
-    [(None, "127.0.0.1:8188"), ("http://127.0.0.1:8188", "127.0.0.1:8188"), ("https://Comfy.example", "comfy.example")],
-)
+    [
+        (None, "127.0.0.1:8188"), ("http://127.0.0.1:8188", "127.0.0.1:8188"),
+        ("https://Comfy.example", "comfy.example"), ("https://comfy.example", "comfy.example:443"),
+        ("http://[::1]:8188", "[::1]:8188"),
+    ],
+)  # fmt: skip
 def test_the_own_page_and_scripts_may_ask(origin: str | None, host: str) -> None:
     bodies.check_origin(origin, host)
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "http://127.0.0.1:1", "http://[", "file://"])
+def test_the_origin_that_comfyui_was_told_to_allow_may_ask() -> None:
+    for allowed in ("https://other.example", "*"):
+        bodies.check_origin("https://other.example", "192.168.0.2:8188", allowed)
+        bodies.check_origin("http://192.168.0.2:8188", "192.168.0.2:8188", allowed)
+    refused(lambda: bodies.check_origin("http://evil.example", "192.168.0.2:8188", "https://other.example"), 403)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "http://127.0.0.1:1", "http://127.0.0.1", "http://[", "file://", "http://a:b"],
+)
 def test_other_pages_may_not(origin: str) -> None:
     assert "another site" in refused(lambda: bodies.check_origin(origin, "127.0.0.1:8188"), 403)
     refused(lambda: bodies.check_origin(origin or "x://y", None), 403)
@@ -53,6 +67,12 @@ def test_other_pages_may_not(origin: str) -> None:
 def test_a_form_is_not_json() -> None:
     bodies.check_type("application/json")
     assert "send application/json" in refused(lambda: bodies.check_type("text/plain"), 415)
+
+
+def test_json_is_utf_8() -> None:
+    bodies.check_type("application/json", "UTF-8")
+    for charset in ("latin-1", "nonsense"):
+        assert "send UTF-8" in refused(lambda charset=charset: bodies.check_type("application/json", charset), 415)  # type: ignore[misc]
 
 
 def test_what_is_to_be_freed() -> None:

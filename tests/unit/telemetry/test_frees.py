@@ -19,9 +19,12 @@ def freed(time: float) -> Freed:
 
 def test_what_came_back_is_what_was_seen_last() -> None:
     history = FreeHistory()
+    counts = [history.changes]
     history.begin(memory(1000, 10, 50), freed(1.0))
+    counts.append(history.changes)
     history.note(memory(900, 30, 50))
     history.note(memory(400, 80, 40))
+    assert counts + [history.changes] == [0, 1, 3]
     assert history.to_json() == {
         "version": 1,
         "frees": [{

@@ -12,7 +12,16 @@ import pytest
 from multigpu.plan.types import CPU, DeviceId, Forecast, Placement, Plan, Reason
 from multigpu.telemetry import recorder as recorder_module
 from multigpu.telemetry.recorder import Recorder
-from multigpu.telemetry.snapshot import NOISE, DeviceMemory, LinkSpeed, ModelMemory, Snapshot, with_ours
+from multigpu.telemetry.snapshot import (
+    NOISE,
+    DeviceMemory,
+    LinkSpeed,
+    ModelMemory,
+    Snapshot,
+    step,
+    told_forecast,
+    with_ours,
+)
 
 GiB, MiB = 1024**3, 1024**2
 CUDA = DeviceId("cuda", 0)
@@ -27,7 +36,7 @@ PLAN = Plan(
 )
 FLUX = ModelMemory(
     "Flux", "m7", "cuda:0", 4 * GiB, "keep", {"cuda:0": 4 * GiB, "cpu": 2 * GiB}, False, file="flux.safetensors",
-    placed=True, plan=PLAN, retained=256 * MiB, ring=512 * MiB, used=1.25, forecast=Forecast(0.5, 0.4, (), True),
+    placed=True, plan=PLAN, retained=256 * MiB, ring=512 * MiB, used=1.25, forecast=Forecast(0.5, 0.4, (), True, 0.45),
 )  # fmt: skip
 
 
@@ -38,11 +47,21 @@ def snapshot(identifier: str = "free 3", tag: str = "post-unload") -> Snapshot:
     devices = DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, MiB, "Some GPU"), RAM
     models = (
         FLUX,
-        replace(FLUX, id="m8", name="VAE", resting={"cpu": MiB}, plan=None, retained=0, ring=0, loaded=False),
+        replace(
+            FLUX,
+            id="m8",
+            name="VAE",
+            resting={"cpu": MiB},
+            plan=None,
+            retained=0,
+            ring=0,
+            loaded=False,
+            forecast=Forecast(0.6, 0.4, (), True),
+        ),
     )
     links = (LinkSpeed("cpu", "cuda:0", 25e9),)
     elsewhere = (DeviceMemory("ray://b/cpu", 5 * GiB, 8 * GiB, state="lost"),)
-    return Snapshot(identifier, tag, 1.5, 2 * GiB, with_ours(devices, models), models, 1, links, elsewhere)
+    return Snapshot(identifier, tag, 1.5, 2 * GiB, with_ours(devices, models), models, 1, links, elsewhere, 3)
 
 
 def test_the_line_says_everything_a_person_looks_for() -> None:
@@ -69,6 +88,11 @@ def test_the_json_is_one_line_without_the_blocks() -> None:
     assert told == whole
 
 
+def test_a_forecast_that_another_machine_has_told_is_the_same_here() -> None:
+    for forecast in (Forecast(0.5, 0.5, (), True, 0.45), Forecast(0.6, 0.6, ())):
+        assert told_forecast(step(forecast)) == forecast
+
+
 def test_every_figure_is_in_the_json() -> None:
     assert json.loads(json.dumps(snapshot().to_json())) == {
         "version": 1, "time": 1.5, "process": 2 * GiB, "held": 1,
@@ -82,18 +106,20 @@ def test_every_figure_is_in_the_json() -> None:
             {"id": "m7", "name": "Flux", "file": "flux.safetensors", "standing": "keep", "placed": True,
              "dynamic": False, "loaded": True, "compute": "cuda:0", "homes": {"cuda:0": 4 * GiB, "cpu": 2 * GiB},
              "retained": 256 * MiB, "hoisted": 0, "ring": 512 * MiB, "streamed": 2 * GiB - 256 * MiB, "used": 1.25,
-             "step": {"seconds": 0.5, "measured": True},
+             "step": {"forecast": 0.45, "measured": 0.5},
              "blocks": [["one", 3 * GiB, "cuda:0", "resident"], ["two", 2 * GiB, "cpu", "streamed"],
                         ["three", GiB, "cuda:0", "low_intensity"]]},
             {"id": "m8", "name": "VAE", "file": "flux.safetensors", "standing": "keep", "placed": True,
              "dynamic": False, "loaded": False, "compute": "cuda:0", "homes": {"cpu": MiB}, "retained": 0, "hoisted": 0,
-             "ring": 0, "streamed": 0, "used": 1.25, "step": {"seconds": 0.5, "measured": True}, "blocks": []},
+             "ring": 0, "streamed": 0, "used": 1.25, "step": {"forecast": 0.6, "measured": None},
+             "blocks": []},
         ],
         "links": [{"from": "cpu", "to": "cuda:0", "speed": 25e9}],
         "elsewhere": [
             {"id": "ray://b/cpu", "name": "", "total": 8 * GiB, "used": 3 * GiB, "ours": 0, "others": 3 * GiB,
              "cached": 0, "state": "lost"},
         ],
+        "frees": 3,
     }  # fmt: skip
 
 
@@ -107,7 +133,7 @@ def test_only_what_people_would_see_is_a_difference() -> None:
     gpu, ram = now.devices
     assert not replace(now, time=9.0, tag="later").differs(now)
     noise = replace(now, process_bytes=now.process_bytes + NOISE, devices=(replace(gpu, free=gpu.free - NOISE), ram))
-    assert not noise.differs(now)
+    assert not noise.differs(now) and noise.differs(now, NOISE - 1)
     for other in (
         replace(now, held=2),
         replace(now, links=()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -42,6 +43,12 @@ def add_routes(snapshot: Snapshot) -> None:
     @routes.get("/debug/idle")
     async def idle(_: web.Request) -> web.Response:
         return web.json_response(_worker_waits())
+
+    @routes.get("/debug/listening")
+    async def listening(_: web.Request) -> web.Response:
+        """Whether the pack under test takes snapshots for panels."""
+        runtime = next(module for name, module in [*sys.modules.items()] if name.endswith(".multigpu.runtime"))
+        return web.json_response(runtime.current().panel.listeners.running)
 
     @routes.post("/debug/collect")
     async def collect(_: web.Request) -> web.Response:
