@@ -51,7 +51,9 @@ def test_backends_without_streams_or_a_current_device_work_synchronously(name: s
     assert isinstance(open_lane(device, torch.device("cpu")), SynchronousLane)
 
 
-def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["told", "torch before 2.5"])
+def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """The host counts the RAM of a Mac as the memory of its GPU, and so do we where torch does not tell."""
     emptied: list[str] = []
     module = SimpleNamespace(
         device_count=lambda: 1,
@@ -60,11 +62,14 @@ def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
         current_allocated_memory=lambda: GIB,
         empty_cache=lambda: emptied.append("mps"),
     )
+    if not told:
+        del module.recommended_max_memory
     monkeypatch.setattr(torch, "mps", module)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "ram", lambda: (16 * GIB, 5 * GIB))
     (device,) = probe(Backend("mps"))
-    assert (device.id, device.total) == (MPS, 12 * GIB)
-    assert free_bytes(MPS) == 9 * GIB and cached_bytes(MPS) == 2 * GIB
+    assert (device.id, device.total) == (MPS, 12 * GIB if told else 16 * GIB)
+    assert free_bytes(MPS) == (9 * GIB if told else 5 * GIB) and cached_bytes(MPS) == 2 * GIB
     assert clear_caches([MPS]) == {MPS: 2 * GIB} and emptied == ["mps"]
 
 
