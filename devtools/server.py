@@ -26,9 +26,9 @@ class ServerSpec:
     """What to start.
 
     `packs` are linked into `custom_nodes`, keyed by folder name. `first_packs` is a folder of packs that ComfyUI loads
-    before any of them. `settings` are saved as if somebody had chosen them in ComfyUI's dialog. `runner` is put between
-    the interpreter and `main.py`: a script that prepares the process and then runs its arguments. Without `port` a free
-    one is found.
+    before any of them, `last_packs` one of packs that it loads after them. `settings` are saved as if somebody had
+    chosen them in ComfyUI's dialog. `runner` is put between the interpreter and `main.py`: a script that prepares the
+    process and then runs its arguments. Without `port` a free one is found.
     """
 
     tree: Path
@@ -37,6 +37,7 @@ class ServerSpec:
     models: Path
     packs: Mapping[str, Path] = field(default_factory=dict)
     first_packs: Path | None = None
+    last_packs: Path | None = None
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -147,6 +148,8 @@ def prepare_base(spec: ServerSpec) -> None:
     paths: dict[str, dict[str, object]] = {"models": {"base_path": str(spec.models), **{k: k for k in MODEL_KINDS}}}
     if spec.first_packs is not None:
         paths["first_packs"] = {"is_default": True, "custom_nodes": str(spec.first_packs)}
+    if spec.last_packs is not None:
+        paths["last_packs"] = {"custom_nodes": str(spec.last_packs)}
     (spec.base / "extra_paths.yaml").write_text(json.dumps(paths, indent=1), encoding="utf-8")  # JSON is YAML
     settings = {"Comfy.TutorialCompleted": True, **spec.settings}
     (spec.base / "user" / "default" / "comfy.settings.json").write_text(json.dumps(settings) + "\n")

@@ -59,8 +59,12 @@ def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> boo
 
 
 def soft_empty_cache_multigpu() -> dict[str, int]:
-    """Empty the allocator caches of every device. Returns the bytes that each device with a cache gave back."""
-    return {str(device): count for device, count in current().free_flow.clear_caches().items()}
+    """Empty the allocator caches of every device, with a log line for each.
+
+    Returns the bytes that each device with a cache gave back.
+    """
+    given_back = current().free_flow.clear_caches("soft_empty_cache_multigpu")
+    return {str(device): count for device, count in given_back.items()}
 
 
 def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> None:

@@ -51,7 +51,7 @@ def first_copy() -> Path | None:
     """The folder of another copy of this pack that has started in this process; None as long as there is none."""
     for name, module in list(sys.modules.items()):
         if name.endswith(_RUNTIME) and name != current.__module__:
-            start = getattr(module, "current", None)
+            start = getattr(module, "started", None)
             if start is not None and start.cache_info().currsize:
                 return _folder(module)
     return None

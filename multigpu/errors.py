@@ -106,8 +106,8 @@ class RemoteDeviceLost(RemoteError):
     def __init__(self, node: str, method: str, problem: str = "it is gone", *, component: str = "") -> None:
         whose = f" of {component}" if component else ""
         super().__init__(
-            f"ray://{node} was lost during {method}{whose}: {problem}; start its worker again (multigpu worker), or "
-            "choose another device"
+            f"ray://{node} was lost during {method}{whose}: {problem}; start its worker again "
+            "(python -m multigpu worker), or choose another device"
         )
         self.node = node
         self.method = method

@@ -219,12 +219,12 @@ def new_inventory(kept: Kept | None = None) -> Inventory:
     return Inventory(measure_link=link_bandwidth, measure_flops=layer_flops, kept=kept)
 
 
-@functools.cache
 def current() -> Runtime:
     """The runtime of this process, started by the first call: that of ComfyUI when it loads the pack, or another.
 
     Raises HostIncompatible when ComfyUI has loaded the pack and this is a second import of it, under another name: two
-    runtimes would replace the same functions of the host.
+    runtimes would replace the same functions of the host. That is asked at every call, because the second import may
+    have started its runtime before ComfyUI loaded the pack.
     """
     loaded = sys.modules.get(API)
     if loaded is not None and loaded.current is not current:
@@ -233,4 +233,10 @@ def current() -> Runtime:
         raise HostIncompatible(
             f"{name} is a second import of MultiGPU, which ComfyUI has loaded from {folder}; import {API}"
         )
+    return started()
+
+
+@functools.cache
+def started() -> Runtime:
+    """The runtime of this copy of the pack; call `current`."""
     return Runtime.start(os.environ)

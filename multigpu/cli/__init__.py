@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> int:
 def _usage() -> str:
     rows = "".join(f"  {name:<10}{what}\n" for name, what in COMMANDS.items())
     return (
-        f"usage: multigpu COMMAND ...\n\n{rows}\n`multigpu COMMAND --help` describes one command, "
-        "`multigpu --version` prints the version.\n"
-        "In the pack's folder, `python -m multigpu` is the same command.\n"
+        f"usage: python -m multigpu COMMAND ...\n\n{rows}\n`python -m multigpu COMMAND --help` describes one command, "
+        "`python -m multigpu --version` prints the version.\n"
+        "Run it in the pack's folder. Where pip has installed the pack, `multigpu` is the same command.\n"
     )

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises InputError without a ComfyUI.
     """
-    parser = Parser(prog="multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects.")
+    parser = Parser(prog="python -m multigpu doctor", description="Compare a ComfyUI with what MultiGPU expects.")
     parser.add_argument("--comfyui", type=Path, metavar="FOLDER", help="the folder with ComfyUI's main.py")
     parser.add_argument("--all", action="store_true", help="list every symbol, also those that are as expected")
     options = parser.parse_args(arguments)

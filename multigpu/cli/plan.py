@@ -74,8 +74,8 @@ def run(arguments: Sequence[str]) -> int:
 def parser() -> Parser:
     """The command line of `multigpu plan`."""
     it = Parser(
-        "multigpu plan",
-        usage="multigpu plan FILE [FILE ...] [ALLOCATION | --virtual-vram GB --donor DEVICE | --auto] [options]",
+        "python -m multigpu plan",
+        usage="%(prog)s FILE [FILE ...] [ALLOCATION | --virtual-vram GB --donor DEVICE | --auto] [options]",
         description="Show how a model's weights would be spread over devices. Reads only the headers of its files.",
         allow_abbrev=False,
     )

@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     """Serve until interrupted or until the cluster is gone, which is a `ClusterUnavailable`."""
     own, comfyui_arguments = split(arguments)
     parser = Parser(
-        prog="multigpu worker",
+        prog="python -m multigpu worker",
         description="Offer the devices of this machine to ComfyUI on other machines. Who has the cluster's token may "
         "run any code here.",
         epilog="What comes after -- is for the command line of ComfyUI.",

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import BackendUnavailable
 from ..plan import DeviceId
+from .ram import ram
 from .torch_devices import DIRECTML, device_id
 
 
@@ -72,7 +73,7 @@ def free_bytes(device: DeviceId) -> int | None:
     """Free memory of an accelerator as its driver tells it, None where it does not."""
     module: Any = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
-        return int(module.recommended_max_memory()) - int(module.driver_allocated_memory())
+        return _memory_of_a_mac(module)[1]
     ask = getattr(module, "mem_get_info", None)
     try:
         return None if ask is None else int(ask(device.index)[0])
@@ -130,10 +131,19 @@ def _name(backend: Backend, module: Any, index: int) -> str:
 
 def _total(backend: Backend, module: Any, index: int) -> int | None:
     if backend.type == "mps":
-        return int(module.recommended_max_memory())
+        return _memory_of_a_mac(module)[0]
     properties = getattr(module, "get_device_properties", None)
     total = getattr(properties(index), "total_memory", None) if properties is not None else None
     if total is None:
         ask = getattr(module, "mem_get_info", None)
         total = ask(index)[1] if ask is not None else None
     return None if total is None else int(total)
+
+
+def _memory_of_a_mac(module: Any) -> tuple[int, int]:
+    """All and free bytes of `torch.mps`. Before torch 2.5 it does not tell: those of the RAM, as the host counts."""
+    ask = getattr(module, "recommended_max_memory", None)
+    if ask is None:
+        return ram()
+    total = int(ask())
+    return total, total - int(module.driver_allocated_memory())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ..plan import DeviceId
+from ..units import format_bytes
+
+log = logging.getLogger("multigpu")
 
 
 def cached_bytes(device: DeviceId) -> int:
@@ -28,6 +32,11 @@ def cached_bytes(device: DeviceId) -> int:
     return max(0, reserved - used - split)
 
 
+def all_cached(devices: Iterable[DeviceId]) -> dict[DeviceId, int]:
+    """The `cached_bytes` of each device."""
+    return {device: cached_bytes(device) for device in devices}
+
+
 def failed_allocations(device: DeviceId) -> int:
     """How often the device had no memory for what was asked of its allocator. 0 where it does not tell."""
     module = getattr(torch, device.type, None)
@@ -35,18 +44,29 @@ def failed_allocations(device: DeviceId) -> int:
     return 0 if ask is None else int(ask(device.index).get("num_ooms", 0))
 
 
-def clear_caches(devices: Iterable[DeviceId]) -> dict[DeviceId, int]:
-    """Empty the allocator caches of the devices that have something in them; the bytes each gave back.
+def clear_caches(devices: Iterable[DeviceId]) -> None:
+    """Empty the allocator caches of the devices that have something in them.
 
     Waits for a device before emptying it. A device with nothing cached costs one question.
     """
-    freed = {}
     for device in devices:
-        before = cached_bytes(device)
-        if before:
+        if cached_bytes(device):
             _empty(device)
-            freed[device] = before - cached_bytes(device)
-    return freed
+
+
+def log_caches(what: str, before: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
+    """One line for each device: what its cache had `before`, has now, and gave back; the last of those that had any.
+
+    `what` has emptied the caches.
+    """
+    given_back = {}
+    for device, cached in before.items():
+        after = cached_bytes(device)
+        figures = [format_bytes(count) for count in (cached, after, max(0, cached - after))]
+        log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", what, device, *figures)
+        if cached:
+            given_back[device] = max(0, cached - after)
+    return given_back
 
 
 def _empty(device: DeviceId) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -40,6 +41,23 @@ def name_of(path: str) -> str | None:
             if os.path.commonprefix([path, os.path.join(root, "")]) == os.path.join(root, ""):
                 return os.path.relpath(path, root).replace(os.sep, "/")
     return None
+
+
+def names_of(patchers: Iterable[Any]) -> dict[int, str]:
+    """What log lines call models, by the `id` of each model: its class, and where several have it, the file as well.
+
+    `Flux`, or `Flux from flux1-dev.safetensors` if there are several and the file is known.
+    """
+    models = {id(patcher.model): patcher for patcher in patchers}
+    classes = {its: type(patcher.model).__name__ for its, patcher in models.items()}
+    several = {name for name, count in Counter(classes.values()).items() if count > 1}
+    files = {its: file_of(patcher) for its, patcher in models.items() if classes[its] in several}
+    return {its: f"{name} from {files[its]}" if files.get(its) else name for its, name in classes.items()}
+
+
+def file_of(patcher: Any) -> str | None:
+    """The file a patcher was loaded from, as a loader's widget has it, if that is known."""
+    return next(filter(None, map(name_of, files_of(patcher))), None)
 
 
 def files_named(inputs: Mapping[str, Any]) -> Iterator[str]:

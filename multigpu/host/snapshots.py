@@ -26,7 +26,7 @@ from .device_memory import accelerators
 from .engine.file_pages import in_file
 from .engine.model_states import ModelState, Placed
 from .loaded_models import Uses, entries, standing
-from .model_files import files_of, name_of
+from .model_files import file_of
 
 Held = Callable[[], Sequence[Any]]
 """The patchers that are held for later prompts."""
@@ -130,7 +130,7 @@ class Snapshots:
 
     def _file(self, patcher: Any) -> str | None:
         if patcher.model not in self._files:
-            self._files[patcher.model] = next(filter(None, map(name_of, files_of(patcher))), None)
+            self._files[patcher.model] = file_of(patcher)
         return self._files[patcher.model]
 
     def _counted(self, patcher: Any, state: ModelState | None) -> dict[str, int]:

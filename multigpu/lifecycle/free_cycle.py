@@ -37,6 +37,9 @@ class FreeCycle(Generic[Kept]):
     kept: Sequence[Kept] = ()
     chosen: bool = False
     """Whether keep, eject or default was chosen for a model since the last free."""
+    placed: bool = False
+    """Whether a placed model was in memory since the last free that ran to its end: its device may have cached bytes
+    of it, also if the host has dropped it since."""
     _count: int = 0
     _thread: int = field(default=0)
 

@@ -38,19 +38,26 @@ class Ports:
     """Whether a patcher came from a loader rather than from another patcher of the same model."""
     is_clean: Callable[[Any], bool]
     """Whether a patcher has nothing on top of its model, such as a LoRA."""
+    is_empty: Callable[[Any], bool]
+    """Whether a value without a patcher is a component without a model, as a checkpoint without a VAE has."""
 
 
 GONE = object()
 PLAIN = (type(None), bool, int, float, str)
-"""Values that are kept as they are: a checkpoint without a VAE has None in its place."""
+"""Values that are kept as they are: a checkpoint without a text encoder has None in its place."""
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def _reference(value: Any, ports: Ports) -> Callable[[], Any]:
     """A function that returns the value as long as it exists, then GONE."""
-    if isinstance(value, PLAIN):
+    if _is_plain(value, ports):
         return lambda: value
     weak = weakref.ref(value)
     return lambda: GONE if (found := weak()) is None else found
+
+
+def _is_plain(value: Any, ports: Ports) -> bool:
+    """Whether a value takes no memory to speak of, so that it can be kept."""
+    return isinstance(value, PLAIN) or ports.is_empty(value)
 
 
 class Record:
@@ -61,7 +68,7 @@ class Record:
     ) -> None:
         self._ports = ports
         self.version = version
-        self._slots = [[_reference(value) for value in slot] for slot in outputs]
+        self._slots = [[_reference(value, ports) for value in slot] for slot in outputs]
         self._held: list[list[Any]] | None = None
         self._made = [weakref.ref(ports.model_of(patcher)) for patcher in self.patchers() if ports.is_root(patcher)]
         self.stamps = stamps
@@ -126,7 +133,7 @@ class Ledger:
         would make something else than before, although it asks for the same.
         """
         others = [value for slot in outputs for value in slot if self._ports.patcher_of(value) is None]
-        if not all(isinstance(value, PLAIN) for value in others) or len(others) == sum(map(len, outputs)):
+        if not all(_is_plain(value, self._ports) for value in others) or len(others) == sum(map(len, outputs)):
             return False
         record = Record(outputs, frozenset(stamps), self._ports, version)
         for model in record.models():
@@ -177,6 +184,11 @@ class Ledger:
     def made(self, key: str) -> list[Any]:
         """The models that the node of the key loaded itself and that still exist."""
         return self.records[key].made() if key in self.records else []
+
+    def together(self, *models: Any) -> bool:
+        """Whether one node has made or passed on all of these models."""
+        wanted = {id(model) for model in models}
+        return any(wanted <= {id(model) for model in record.models()} for record in self._all())
 
     def is_whole(self, key: str) -> bool:
         """Whether the record of the key could be handed back now."""

@@ -321,7 +321,7 @@ def probe(head: str) -> str:
             return str(connection.getpeername()[0])
     except (OSError, ValueError) as error:
         raise ClusterUnavailable(
-            f"no Ray head answers at {head} ({error}); start it there with `multigpu worker --head-here`"
+            f"no Ray head answers at {head} ({error}); start it there with `python -m multigpu worker --head-here`"
         ) from None
 
 

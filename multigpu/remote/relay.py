@@ -226,7 +226,7 @@ def check_head(head: str) -> None:
     if is_open:
         raise ClusterUnavailable(
             f"the Ray cluster at {head} asks for no token, so that whoever reaches it could run code on its machines; "
-            "start its head with `multigpu worker --head-here`, or with RAY_AUTH_MODE=token"
+            "start its head with `python -m multigpu worker --head-here`, or with RAY_AUTH_MODE=token"
         )
 
 

@@ -37,7 +37,7 @@ def check_token(path: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterUnavailable(
             f"the token of the Ray cluster cannot be read from {path} ({type(error).__name__}); copy that file from "
-            f"the machine that runs `multigpu worker --head-here`, or name another with {VARIABLE}"
+            f"the machine that runs `python -m multigpu worker --head-here`, or name another with {VARIABLE}"
         ) from None
     if sys.platform != "win32" and mode & 0o077:
         raise ClusterUnavailable(f"others can read the token in {path}, so it is not secret; chmod 600 {path}")

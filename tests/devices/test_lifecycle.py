@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from devtools.client import Workflow
+from devtools.client import PromptFailed, Workflow
 from multigpu.units import format_bytes
 from tests.devices.conftest import KIND, Machine
 from tests.host.lifecycle import BOTH, FILES, flux, short
@@ -49,6 +49,9 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
     assert {row["model_class"]: row["load_device"] for row in machine.models()} == {
         "Flux": ONE, "SD3ClipModel_": "cpu", "TAESD": ZERO,
     }  # fmt: skip
+    machine.client.post("/simdev", {"cache": 1 << 20})
+    state = machine.state()
+    cached = format_bytes(state["reserved"][TWO] - state["allocated"].get(TWO, 0))
     with machine.said() as lines:
         machine.free(unload_models=True)
     assert machine.objects() == {}, "ComfyUI's own unload leaves models on the CPU"
@@ -57,10 +60,42 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
     assert all(name in words for name in ("Flux", "SD3ClipModel_", "TAESD"))
     for device in (ZERO, ONE, TWO):
         assert sum(f"cache of {device}: " in line and "given back" in line for line in lines) == 1
+    known = f"cache of {TWO}: {cached} before, 0 B after, {cached} given back"
+    assert cached != "0 B" and sum(known in line for line in lines) == 1
     assert machine.draw(flux(95)) and machine.objects()
     with machine.said() as lines:
         machine.free(unload_models=True)
     assert not [line for line in lines if "MultiGPU" in line], "a workflow without our nodes is ComfyUI's alone"
+
+
+@pytest.mark.parametrize("dropped", ["by the next prompt", "by a full device"])
+def test_a_free_covers_the_device_of_a_placed_model_that_was_dropped_before(machine: Machine, dropped: str) -> None:
+    """No choice was made since the last free, and no placed model is loaded; but its device may have bytes cached."""
+    if dropped == "by the next prompt":
+        workflow = short(100)
+        workflow["model"] = node("UNETLoaderMultiGPU", **workflow["model"]["inputs"], device=ONE)
+        machine.run(workflow)
+        machine.free(unload_models=True)
+        workflow["sample"]["inputs"]["seed"] = 101
+        assert "model" in machine.run(workflow).cached_nodes, "its node does not run, and the model is loaded again"
+        machine.run(short(101, after="TestRelease"))
+    else:
+        workflow = short(100, model="default", after="TestExhaust")
+        workflow["place_model"]["inputs"]["compute_device"] = ONE
+        with pytest.raises(PromptFailed, match="on purpose"):
+            machine.run(workflow)
+    machine.collect()
+    assert ONE not in {row["load_device"] for row in machine.models()} and machine.held() == []
+    machine.client.post("/simdev", {"cache": 1 << 20})
+    with machine.said() as lines:
+        machine.free(unload_models=True)
+    assert [sum(f"cache of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
+    state = machine.state()
+    assert state["reserved"] == state["allocated"], "no cache is left"
+    machine.run(short(102))
+    with machine.said() as lines:
+        machine.free(unload_models=True)
+    assert not [line for line in lines if "MultiGPU" in line], "the next free is ComfyUI's alone again"
 
 
 def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) -> None:
@@ -175,7 +210,10 @@ def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
             break
     else:
         pytest.fail("the devices do not keep freed memory in their caches")
-    machine.client.post("/lifecycle/soft_empty", {})
+    with machine.said() as lines:
+        machine.client.post("/lifecycle/soft_empty", {})
+    own = [line for line in lines if "soft_empty_cache_multigpu: cache of " in line]
+    assert [device in line for device, line in zip((ZERO, ONE, TWO), own, strict=True)] == [True] * 3
     cleared = machine.state()
     assert cleared["reserved"] == cleared["allocated"]
     assert cleared["allocated"][ONE] == held["allocated"][ONE], "what is in use stays"

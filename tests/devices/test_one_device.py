@@ -8,10 +8,12 @@ import pytest
 
 from devtools.client import PromptFailed
 from tests.devices.conftest import Machine
+from tests.host import file_opens
 from tests.host.lifecycle import BOTH
 from tests.host.workflows import flux, node, placed
 
 DEVICE = "mps"
+linux = pytest.mark.skipif(not file_opens.AVAILABLE, reason="inotify is Linux")
 SPREAD = {"mode": "expert", "expert_mode_allocations": "mps,50%;cpu,50%"}
 
 
@@ -36,6 +38,16 @@ def test_a_model_half_in_ram_draws_the_same(machine: Machine, compute: str) -> N
     assert machine.draw(workflow) == stock, "the placed model was loaded already"
     machine.free(**BOTH)
     assert machine.models() == [] and machine.allocated(DEVICE) == 0
+
+
+@linux
+@pytest.mark.parametrize("compute", ["mps", "mps:0"])
+def test_a_model_that_is_placed_on_it_is_not_read_again(machine: Machine, compute: str) -> None:
+    """It is where ComfyUI has loaded it for."""
+    stock = machine.draw(flux(seed=36))
+    with file_opens.watch(machine.server.spec.models) as opens:
+        assert machine.draw(placed(flux(seed=36), "model", compute_device=compute, mode="auto")) == stock
+        assert opens.take() == {}
 
 
 def test_parts_on_the_cpu_and_kept_parts(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ import pytest
 from devtools.client import PromptFailed, RequestFailed, Workflow
 from devtools.places import Places
 from tests.host.conftest import StartHost
+from tests.host.driver import DEBUG_PACKS
 from tests.host.workflows import flux, node, placed
 
 pytestmark = pytest.mark.newest
 OTHER = """
+import sys
+print("NAME is loaded", "after MultiGPU" if "comfyui_multigpu" in sys.modules else "before MultiGPU", flush=True)
+
 class Keep:
     RETURN_TYPES, FUNCTION, CATEGORY = ("KIND",), "keep", "test"
 
@@ -24,7 +29,7 @@ class Keep:
         try:
             from comfyui_multigpu import set_keep_loaded
         except ImportError:
-            print("NAME: there is no MultiGPU")
+            print("NAME: there is no MultiGPU", flush=True)
             return (given,)
         set_keep_loaded(given, "keep")
         return (given,)
@@ -35,12 +40,14 @@ NODE_CLASS_MAPPINGS = {"KeepNAME": Keep}
 
 @pytest.fixture
 def others(tmp_path: Path) -> dict[str, Path]:
-    """A pack that ComfyUI loads before ours, which keeps diffusion models, and one that it loads after, for VAEs."""
-    folders = {}
-    for name, kind in (("aaa_other", "MODEL"), ("zzz_other", "VAE")):
-        folders[name] = tmp_path / name
-        folders[name].mkdir()
-        (folders[name] / "__init__.py").write_text(OTHER.replace("NAME", name).replace("KIND", kind))
+    """Folders for `ServerSpec`: the debug pack and one that keeps diffusion models are loaded before our pack, one that
+    keeps VAEs after it."""
+    folders = {"first_packs": tmp_path / "first", "last_packs": tmp_path / "last"}
+    shutil.copytree(DEBUG_PACKS, folders["first_packs"], ignore=shutil.ignore_patterns("__pycache__"))
+    for folder, name, kind in (("first_packs", "early_other", "MODEL"), ("last_packs", "late_other", "VAE")):
+        pack = folders[folder] / name
+        pack.mkdir(parents=True)
+        (pack / "__init__.py").write_text(OTHER.replace("NAME", name).replace("KIND", kind))
     return folders
 
 
@@ -53,28 +60,31 @@ def keeping(workflow: Workflow, part: str, node_id: str) -> Workflow:
 
 
 def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Path]) -> None:
-    comfy = start_host(packs={"another_name": Places.here().root, **others})
-    comfy.run(keeping(keeping(flux(seed=3), "model", "Keepaaa_other"), "vae", "Keepzzz_other"))
+    comfy = start_host(packs={"another_name": Places.here().root}, **others)
+    assert "early_other is loaded before MultiGPU" in comfy.log()
+    assert "late_other is loaded after MultiGPU" in comfy.log()
+    comfy.run(keeping(keeping(flux(seed=3), "model", "Keepearly_other"), "vae", "Keeplate_other"))
     comfy.free(unload_models=True, free_memory=True)
     assert {row["model_class"] for row in comfy.models() if row["alive"]} == {"Flux", "TAESD"}
 
 
+@pytest.mark.parametrize("called", ["in its node", "at its import, too"])
 def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
-    start_host: StartHost, tmp_path: Path
+    start_host: StartHost, others: dict[str, Path], called: str
 ) -> None:
-    """A second runtime would find ComfyUI's functions replaced by a stranger, and keep nothing."""
-    ours, other = Places.here().root, tmp_path / "imports_files"
-    other.mkdir()
-    code = (
-        OTHER.replace("NAME", other.name)
-        .replace("KIND", "MODEL")
-        .replace("comfyui_multigpu import", "multigpu.api import")
-    )
-    (other / "__init__.py").write_text(f"import sys\nsys.path.insert(0, {str(ours)!r})\n{code}")
-    comfy = start_host(packs={"another_name": ours, other.name: other})
+    """A second runtime would find ComfyUI's functions replaced by a stranger, and keep nothing.
+
+    A pack that is loaded before ours and calls a function at once has started one before ours is there.
+    """
+    ours, file = Places.here().root, others["first_packs"] / "early_other" / "__init__.py"
+    early = "import multigpu.api\nmultigpu.api.soft_empty_cache_multigpu()\n" if "import" in called else ""
+    code = file.read_text().replace("comfyui_multigpu import", "multigpu.api import")
+    file.write_text(f"import sys\nsys.path.insert(0, {str(ours)!r})\n{early}{code}")
+    comfy = start_host(packs={"another_name": ours}, **others)
+    assert "early_other is loaded before MultiGPU" in comfy.log()
     workflow = placed(flux(seed=4), "vae", keep_loaded="keep")
     comfy.run(workflow)
-    workflow = keeping(workflow, "model", f"Keep{other.name}")
+    workflow = keeping(workflow, "model", "Keepearly_other")
     with pytest.raises(
         PromptFailed,
         match="multigpu is a second import of MultiGPU, which ComfyUI has loaded from .*"
@@ -83,15 +93,16 @@ def test_a_second_import_of_the_pack_says_what_to_import_and_harms_nothing(
         comfy.run(workflow)
     comfy.free(unload_models=True, free_memory=True)
     assert [row["model_class"] for row in comfy.models() if row["alive"]] == ["TAESD"]
-    assert comfy.log().count("host symbols are as expected") == 1, "nothing was started a second time"
+    started = comfy.log().count("host symbols are as expected")
+    assert started == (2 if early else 1), "nothing was started a second time after ours"
 
 
 @pytest.mark.parametrize("off", [False, True], ids=["absent", "switched off"])
 def test_without_our_pack_it_is_an_import_error(start_host: StartHost, others: dict[str, Path], off: bool) -> None:
-    packs = {"another_name": Places.here().root, **others} if off else others
-    comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"})
-    comfy.run(keeping(flux(seed=3), "vae", "Keepzzz_other"))
-    assert "zzz_other: there is no MultiGPU" in comfy.log()
+    packs = {"another_name": Places.here().root} if off else {}
+    comfy = start_host(packs=packs, environment={"MULTIGPU_ENABLED": "off"}, **others)
+    comfy.run(keeping(flux(seed=3), "vae", "Keeplate_other"))
+    assert "late_other: there is no MultiGPU" in comfy.log()
     assert not [path for path in comfy.client.get("/extensions") if "another_name" in path], "nor does a tab ask them"
     for route in ("snapshot", "history", "settings"):
         with pytest.raises(RequestFailed) as failure:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from devtools.client import PromptFailed
+from devtools import models
+from devtools.client import PromptFailed, Workflow
+from devtools.places import Places
 from tests.host import file_opens
 from tests.host.lifecycle import BOTH, CLASSES, FILES, Keeper, flux, short
 from tests.host.workflows import node
@@ -61,9 +64,11 @@ def test_nothing_is_ejected_when_all_are_pinned(keeper: Keeper) -> None:
 
 
 @linux
-def test_models_that_were_let_go_give_their_ram_back(keeper: Keeper) -> None:
-    """Pinned, then `default`: the next free is ComfyUI's own, and the C library does not sit on what it frees."""
-    keeper.run(flux(47, model="keep", clip="keep", vae="keep"))
+@pytest.mark.parametrize("kept", [True, False], ids=["kept before", "never kept"])
+def test_models_that_are_not_kept_give_their_ram_back(keeper: Keeper, kept: bool) -> None:
+    """The next free is ComfyUI's own, and the C library does not sit on what it frees."""
+    if kept:
+        keeper.run(flux(47, model="keep", clip="keep", vae="keep"))
     keeper.run(flux(48, model="default", clip="default", vae="default"))
     anonymous, tensors = keeper.memory()["anonymous"], keeper.tensor_bytes()
     keeper.free(**BOTH)
@@ -201,9 +206,13 @@ def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
     keeper.run(workflow)
     (kept,) = [row["model_id"] for row in keeper.models() if row["flag"] is False]
     assert keeper.names() == ["Flux", "Flux", "TAESD"]
-    keeper.free(**BOTH)
+    with keeper.said() as lines:
+        keeper.free(**BOTH)
     assert keeper.names() == ["Flux", "TAESD"]
     assert keeper.objects()["Flux"][1] == kept
+    its = "Flux from toy_flux.safetensors"
+    words = f"{its} unloaded (set to eject); {its} stays (set to keep); TAESD stays ("
+    assert sum(words in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("said", [("keep", "eject"), ("eject", "keep")])
@@ -221,8 +230,9 @@ def test_two_loaders_that_are_alike_share_a_model_and_keep_wins(keeper: Keeper, 
     assert keeper.names() == ["Flux"]
 
 
-def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper) -> None:
-    keeper.run(short(52, vae="keep"))
+@pytest.mark.parametrize("vae", ["keep", "default"])
+def test_the_attribute_set_by_another_pack_is_heeded(keeper: Keeper, vae: str) -> None:
+    keeper.run(short(52, vae=vae))
     keeper.client.raw("/lifecycle/flag", {"model": "Flux", "flag": False})
     keeper.client.raw("/lifecycle/flag", {"model": "TAESD", "flag": True})
     keeper.free(**BOTH)
@@ -244,3 +254,35 @@ def test_only_the_two_functions_are_replaced(keeper: Keeper) -> None:
     keeper.free(**BOTH)
     changed = {row["name"] for row in keeper.patched()}
     assert changed == {"comfy.model_management.unload_all_models", "comfy.model_management.soft_empty_cache"}
+
+
+PARTS = {"text encoder": "cond_stage_model.", "VAE": "first_stage_model."}
+
+
+@linux
+@pytest.mark.parametrize("lacking", [["text encoder", "VAE"], ["text encoder"], ["VAE"]], ids=" and ".join)
+def test_a_checkpoint_that_lacks_parts_stays_and_leaves(keeper: Keeper, lacking: list[str]) -> None:
+    folder = keeper.server.spec.models / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    whole = load_file(models.folder(Places.here()) / "checkpoints" / "toy_sd15.safetensors")
+    name, missing = f"no_{'_'.join(lacking)}.safetensors", tuple(PARTS[part] for part in lacking)
+    save_file({key: tensor for key, tensor in whole.items() if not key.startswith(missing)}, folder / name)
+    there = [slot for slot, part in enumerate(("model", *PARTS)) if part not in lacking]
+
+    def used(said: str) -> Workflow:
+        uses = {number: ["load", slot] for number, slot in zip(("one", "two"), there, strict=False)}
+        device = {"compute_device": "cpu", "keep_loaded": said}
+        loader = node("CheckpointLoaderSimpleDisTorch2MultiGPU", ckpt_name=name, **device)
+        return {"load": loader, "use": node("TestUse", seed=55, **uses)}
+
+    keeper.run(used("keep"))
+    before = keeper.objects()
+    assert len(before) == len(there)
+    with file_opens.watch(keeper.server.spec.models) as opens:
+        keeper.free(**BOTH)
+        assert keeper.objects() == before
+        keeper.run(used("keep"))
+        assert keeper.objects() == before and opens.take() == {}
+    keeper.run(used("eject"))
+    keeper.free(**BOTH)
+    assert keeper.models() == [] and keeper.held() == []

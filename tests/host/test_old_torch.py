@@ -1,4 +1,7 @@
-"""An older torch: one that the pack runs with, as far as that can be seen without it, and one that is too old."""
+"""An older torch: one that the pack runs with, as far as that can be seen without it, and one that is too old.
+
+On the CPU alone ComfyUI does the loading. The engine runs without newer functions in tests/engine, on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ HIDING = """
 import torch
 for name in ("accelerator", "get_device_module"):  # since 2.6 and 2.5; ComfyUI accepts 2.4
     vars(torch).pop(name, None)
+vars(torch.mps).pop("recommended_max_memory", None)  # since 2.5
 NODE_CLASS_MAPPINGS = {}
 """
 

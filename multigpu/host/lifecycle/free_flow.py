@@ -21,7 +21,7 @@ import comfy.cli_args
 from comfy import model_management
 from server import PromptServer
 
-from ...devices.caches import cached_bytes, clear_caches, trim_heap
+from ...devices.caches import all_cached, clear_caches, log_caches, trim_heap
 from ...errors import HostIncompatible
 from ...lifecycle.free_cycle import FreeCycle, Phase
 from ...lifecycle.policy import UNLOADED, Decision, Standing, decide
@@ -30,9 +30,9 @@ from ...plan import DeviceId
 from ...telemetry.frees import Fate, Freed, FreeHistory
 from ...telemetry.recorder import Recorder
 from ...telemetry.snapshot import Snapshot
-from ...units import format_bytes
 from ..device_memory import ram_used
 from ..loaded_models import entries, standing, unload_all_but
+from ..model_files import names_of
 from ..replacements import Replacement
 from .cache_provider import HandBack
 from .retention import THIS_CYCLE, Retention, base_of
@@ -92,6 +92,8 @@ class FreeFlow:
         self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that their user has ejected outside of any workflow, until they have left."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
+        self._cached: dict[DeviceId, int] = {}
+        """What the caches of the devices had when the last free began."""
 
     # -- on and off -------------------------------------------------------------------------------------------
 
@@ -150,6 +152,7 @@ class FreeFlow:
             return
         kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
         name = self._cycle.begin()
+        self._cached = all_cached(self._accelerators())
         self.frees.begin(self._recorder.take(name, "pre-unload"), freed)
         try:
             if out_of_memory or (decision.whole and not self.retention.pinned()):
@@ -173,14 +176,16 @@ class FreeFlow:
             gc.callbacks.append(self._collection)
 
     def _at_stake(self, loaded: Sequence[Any]) -> bool:
-        """Whether a pinned, flagged or placed model is loaded, one is held, or a choice was made since the last free.
+        """Whether a pinned, flagged or placed model is loaded, one is held, a choice was made since the last free, or a
+        placed model was loaded since the last one that ran to its end.
 
         If not, only the host's own functions run.
         """
-        ours = any(
-            entry.model.model in self._placed or standing(entry.model.model) is not Standing.DEFAULT for entry in loaded
-        )
-        return ours or self._cycle.chosen or self.held() > 0
+        chosen = any(standing(entry.model.model) is not Standing.DEFAULT for entry in loaded)
+        return chosen or self._placed_among(loaded) or self._cycle.chosen or self._cycle.placed or self.held() > 0
+
+    def _placed_among(self, loaded: Iterable[Any]) -> bool:
+        return any(entry.model.model in self._placed for entry in loaded)
 
     def _look(self, tag: str) -> Snapshot:
         """A snapshot for the panel, during a free that only the host's own functions carry out."""
@@ -223,17 +228,14 @@ class FreeFlow:
                 self._noting = False
                 self.frees.note(self._look("post-gc"))
             return
-        before = {device: cached_bytes(device) for device in self._accelerators()}
         self._soft.original(force)
-        self.clear_caches()
+        clear_caches(self._accelerators())
         if cycle.ends(threading.get_ident()):
             name, kept = cycle.name, cycle.kept
             self._stop_waiting()
             trim_heap()
-            for device, cached in before.items():
-                after = cached_bytes(device)
-                figures = [format_bytes(count) for count in (cached, after, cached - after)]
-                log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", name, device, *figures)
+            log_caches(name, self._cached)
+            cycle.placed = self._placed_among(entries())
             self.frees.note(self._recorder.take(name, "post-gc"))
             _check(name, kept)
             self._relieve()
@@ -250,6 +252,7 @@ class FreeFlow:
 
     def prompt_ended(self) -> None:
         """Runs on the prompt worker just before it looks at the flags of the queue."""
+        self._cycle.placed = self._cycle.placed or self._placed_among(entries())  # one may have been handed back
         self.tidy()
         self._learn()
         self.retention.release_cycle(unless_recorded=False)
@@ -261,10 +264,15 @@ class FreeFlow:
         """After a free, if RAM is still short: drop models that are held, pinned ones last."""
         while self._pressure is not None and (release := self._pressure.next_release(ram_used())) is not None:
             if release is Release.RETAINED:
+                held = names_of(self.held_patchers())
                 self.retention.release_cycle(unless_recorded=False)
                 self.retention.settle()
+                stay = {id(patcher.model) for patcher in self.held_patchers()}
+                names = ", ".join(name for its, name in held.items() if its not in stay) or "none"
+                log.info("[MultiGPU] RAM is short: models held for the next prompt are dropped (%s)", names)
             elif release is Release.PINNED:
-                names = ", ".join(type(model).__name__ for model in self.retention.pinned()) or "none"
+                pinned = [its for its in self.held_patchers() if standing(its.model) is Standing.KEEP]
+                names = ", ".join(names_of(pinned).values()) or "none"
                 log.warning("[MultiGPU] RAM is short: models that were set to keep are dropped (%s)", names)
                 self.retention.clear("RAM is short")
             gc.collect()
@@ -300,9 +308,10 @@ class FreeFlow:
         self._pressure = pressure(limit)
 
     def placed(self, patcher: Any) -> None:
-        """From now on a free that finds this model loaded covers all devices, the CPU and the heap, and is logged."""
+        """The next free, and every one that finds this model loaded, covers all devices, the CPU and the heap."""
         if self.activate():
             self._placed.add(patcher.model)
+            self._cycle.placed = True
 
     def keep(self, component: Any, wanted: Standing) -> None:
         """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
@@ -342,17 +351,18 @@ class FreeFlow:
             self.retention.has_left(patcher.model)
         return loaded
 
-    def unload_now(self, leave: Callable[[Standing], bool]) -> list[str]:
-        """Unload the models for whose standing `leave` is true, also in the middle of a prompt. Returns their names."""
-        leaving = [entry for entry in entries() if leave(standing(entry.model.model))]
-        names = [type(entry.model.model).__name__ for entry in leaving]
-        if leaving:
-            self._unload_all_but([entry for entry in entries() if entry not in leaving])
-        return names
+    def unload_now(self, leave: Callable[[Standing], bool]) -> None:
+        """Unload the models for whose standing `leave` is true, also in the middle of a prompt."""
+        loaded = entries()
+        stay = [entry for entry in loaded if not leave(standing(entry.model.model))]
+        if len(stay) < len(loaded):
+            self._unload_all_but(stay)
 
-    def clear_caches(self) -> dict[DeviceId, int]:
-        """Empty the allocator caches of all devices; the bytes each gave back."""
-        return clear_caches(self._accelerators())
+    def clear_caches(self, what: str) -> dict[DeviceId, int]:
+        """Empty the allocator caches of all devices for `what`, with a line for each; the bytes they gave back."""
+        before = all_cached(self._accelerators())
+        clear_caches(before)
+        return log_caches(what, before)
 
     def anchor(self, patcher: Any, reason: str) -> None:
         """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
@@ -397,13 +407,15 @@ def _noted(model: Any) -> Noted:
 
 
 def _freed(decision: Decision[Any], free_memory: bool) -> Freed:
-    left = (*_fates(decision.eject, "set to eject"), *_fates(decision.delegate, UNLOADED.get(decision.row, "")))
-    stays = (*_fates(decision.stay, "set to keep"), *_fates(decision.anchor, FOR_ONE_MORE_PROMPT))
+    concerned = (*decision.eject, *decision.delegate, *decision.stay, *decision.anchor)
+    names = names_of(entry.model for entry in concerned)
+
+    def fates(loaded: Iterable[Any], reason: str) -> list[Fate]:
+        return [Fate(names[id(entry.model.model)], reason) for entry in loaded]
+
+    left = (*fates(decision.eject, "set to eject"), *fates(decision.delegate, UNLOADED.get(decision.row, "")))
+    stays = (*fates(decision.stay, "set to keep"), *fates(decision.anchor, FOR_ONE_MORE_PROMPT))
     return Freed(time.time(), free_memory, left, stays)
-
-
-def _fates(loaded: Iterable[Any], reason: str) -> list[Fate]:
-    return [Fate(type(entry.model.model).__name__, reason) for entry in loaded]
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:

@@ -16,7 +16,7 @@ from ...lifecycle.prompt import Prompt
 from ...lifecycle.words import Words
 from ..components import component_of, find_component
 from ..loaded_models import set_standing, standing
-from ..model_files import stamps_of
+from ..model_files import names_of, stamps_of
 from .prompts import KEEP_LOADED, PromptWatch
 
 log = logging.getLogger("multigpu")
@@ -86,6 +86,7 @@ class Retention:
             model_of=lambda patcher: patcher.model,
             is_root=is_root,
             is_clean=lambda patcher: not patcher.patches,
+            is_empty=lambda value: getattr(value, "first_stage_model", value) is None,
         )
         self.lock = lock
         self.ledger = Ledger(ports, self._released)
@@ -210,15 +211,17 @@ class Retention:
         return words
 
     def _let_go_of_older_copies(self, asked_for: str, model: Any) -> None:
-        """Release pinned models that an equal node got before and that `model` replaces.
+        """Release pinned models that an equal node got in an earlier prompt and that `model` replaces.
 
-        The host runs a loader again when its output is no longer cached and could not be handed back.
+        The host runs a loader again when its output is no longer cached and could not be handed back. What one node
+        has loaded together, such as the parts of a checkpoint, are no copies of each other.
         """
-        older = [
-            patcher.model for its in self._spoken.values() if its.asked_for == asked_for for patcher in its.living()
+        earlier = [
+            its for its in self._spoken.values() if its.asked_for == asked_for and its.prompt != self.prompts.number
         ]
-        for old in {id(old): old for old in older}.values():
-            if old is not model and standing(old) is Standing.KEEP:
+        older = {id(patcher.model): patcher.model for its in earlier for patcher in its.living()}
+        for old in older.values():
+            if old is not model and standing(old) is Standing.KEEP and not self.ledger.together(old, model):
                 self._words.pop(old, None)
                 set_standing(old, Standing.DEFAULT)
                 self.ledger.release(old)
@@ -238,9 +241,10 @@ class Retention:
     @_one_at_a_time
     def clear(self, reason: str) -> int:
         """Stop holding anything. Returns how many models were held."""
+        names = ", ".join(names_of(self.ledger.retained_patchers()).values())
         count = self.ledger.clear()
         if count:
-            log.info("[MultiGPU] %d models are no longer held in memory (%s)", count, reason)
+            log.info("[MultiGPU] no longer held in memory (%s): %s", reason, names)
         return count
 
     def pinned(self) -> list[Any]:

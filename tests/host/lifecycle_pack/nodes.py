@@ -9,7 +9,9 @@ from typing import Any
 import comfy.sd
 import comfy.utils
 import folder_paths
+import psutil
 import torch
+from comfy import memory_management
 from comfy.model_management import load_models_gpu
 from comfy.model_patcher import ModelPatcher
 from comfy_execution.graph_utils import GraphBuilder
@@ -50,6 +52,14 @@ class Wait(PassesAnything):
         WAITING.set()
         if not GATE.wait(60):
             raise TimeoutError("nobody opened the gate")
+        return (value,)
+
+
+class Release(PassesAnything):
+    """Has the executor drop the outputs of earlier prompts, as ComfyUI does when RAM is short."""
+
+    def run(self, value: Any) -> tuple[Any]:
+        memory_management.extra_ram_release(2 * psutil.virtual_memory().total)
         return (value,)
 
 
@@ -153,6 +163,6 @@ class Word:
 
 
 NODE_CLASS_MAPPINGS = {
-    "TestExhaust": Exhaust, "TestWait": Wait, "TestConditioning": Conditioning, "TestUse": Use, "TestLoadVAE": LoadVAE,
-    "TestLoadTwoVAEs": LoadTwoVAEs, "TestAllInOne": AllInOne, "TestWord": Word,
+    "TestExhaust": Exhaust, "TestWait": Wait, "TestRelease": Release, "TestConditioning": Conditioning, "TestUse": Use,
+    "TestLoadVAE": LoadVAE, "TestLoadTwoVAEs": LoadTwoVAEs, "TestAllInOne": AllInOne, "TestWord": Word,
 }  # fmt: skip

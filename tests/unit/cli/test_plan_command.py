@@ -205,7 +205,7 @@ def test_a_checkpoint_says_which_part_it_plans(capsys: pytest.CaptureFixture[str
         (["{flux}", "--virtual-vram", "1e400"], "'1e400' is not a size"),
         (["{flux}", "--ring", "9" * 400], "is not a size"),
         (["{flux}", "--component", "leg"], "invalid choice: 'leg'"),
-        (["{flux}", "--fly"], "unrecognized arguments: --fly; `multigpu plan --help` lists"),
+        (["{flux}", "--fly"], "unrecognized arguments: --fly; `python -m multigpu plan --help` lists"),
         ([], "required: FILE, ALLOCATION"),
     ],
 )

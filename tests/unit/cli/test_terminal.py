@@ -53,7 +53,7 @@ def test_the_version() -> None:
 def test_help_goes_to_the_output(words: list[str]) -> None:
     done = run(*COMMAND, *words)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: multigpu")
+    assert done.stdout.startswith("usage: python -m multigpu ")
 
 
 @posix

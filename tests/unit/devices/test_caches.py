@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multigpu.devices.caches import cached_bytes, clear_caches
+from multigpu.devices.caches import all_cached, clear_caches, log_caches
 from multigpu.plan import DeviceId
 
 HEAP = """
@@ -31,8 +31,10 @@ print(before - psutil.Process().memory_info().rss)
 
 def test_a_backend_that_is_not_there_has_nothing_cached() -> None:
     nowhere = DeviceId("nosuch", 0)
-    assert cached_bytes(nowhere) == 0
-    assert clear_caches([nowhere, DeviceId("cpu", None)]) == {}
+    before = all_cached([nowhere, DeviceId("cpu", None)])
+    assert [*before.values()] == [0, 0]
+    clear_caches(before)
+    assert log_caches("test", before) == {}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps a heap that it can trim")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +13,7 @@ import torch
 
 from multigpu.devices import backends
 from multigpu.devices.backends import Backend, free_bytes, probe
-from multigpu.devices.caches import cached_bytes, clear_caches
+from multigpu.devices.caches import all_cached, clear_caches, log_caches
 from multigpu.devices.torch_devices import current_device, device_id, device_of, torch_device
 from multigpu.plan import CPU, DeviceId
 from multigpu.stream.lanes import SynchronousLane, device_module, open_lane
@@ -51,7 +55,11 @@ def test_backends_without_streams_or_a_current_device_work_synchronously(name: s
     assert isinstance(open_lane(device, torch.device("cpu")), SynchronousLane)
 
 
-def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["told", "torch before 2.5"])
+def test_a_mac_is_found_with_its_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
+) -> None:
+    """The host counts the RAM of a Mac as the memory of its GPU, and so do we where torch does not tell."""
     emptied: list[str] = []
     module = SimpleNamespace(
         device_count=lambda: 1,
@@ -60,12 +68,19 @@ def test_a_mac_is_found_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None
         current_allocated_memory=lambda: GIB,
         empty_cache=lambda: emptied.append("mps"),
     )
+    if not told:
+        del module.recommended_max_memory
     monkeypatch.setattr(torch, "mps", module)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "ram", lambda: (16 * GIB, 5 * GIB))
     (device,) = probe(Backend("mps"))
-    assert (device.id, device.total) == (MPS, 12 * GIB)
-    assert free_bytes(MPS) == 9 * GIB and cached_bytes(MPS) == 2 * GIB
-    assert clear_caches([MPS]) == {MPS: 2 * GIB} and emptied == ["mps"]
+    assert (device.id, device.total) == (MPS, 12 * GIB if told else 16 * GIB)
+    assert free_bytes(MPS) == (9 * GIB if told else 5 * GIB)
+    before = all_cached([MPS])
+    clear_caches(before)
+    caplog.set_level(logging.INFO, logger="multigpu")
+    assert log_caches("free 1", before) == {MPS: 2 * GIB} and emptied == ["mps"]
+    assert caplog.messages == ["[MultiGPU] free 1: cache of mps: 2.00 GiB before, 0 B after, 2.00 GiB given back"]
 
 
 def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +94,7 @@ def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> No
         (DIRECTML, "Card 0"),
         (DeviceId("directml", 1), "Card 1"),
     ]
-    assert found[0].total is None and free_bytes(DIRECTML) is None and clear_caches([DIRECTML]) == {}
+    assert found[0].total is None and free_bytes(DIRECTML) is None and all_cached([DIRECTML]) == {DIRECTML: 0}
 
 
 def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +113,40 @@ def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.Mon
     assert free_bytes(DeviceId("xpu", 1)) == 11 * GIB
     with pytest.raises(RuntimeError, match="free memory"):
         free_bytes(DeviceId("cuda", 1))
+
+
+PLUG_IN = """
+import torch
+from types import SimpleNamespace
+from multigpu.devices.backends import BACKENDS, free_bytes, probe
+from multigpu.devices.torch_devices import current_device, device_id, torch_device
+
+class Properties(SimpleNamespace):
+    total_memory = 16 << 30
+
+now = [0]
+module = SimpleNamespace(
+    is_available=lambda: True, device_count=lambda: 2, get_device_name=lambda index: f"MLU {index}",
+    get_device_properties=lambda index: Properties(), mem_get_info=lambda index: (9 << 30, 16 << 30),
+    current_device=lambda: now[0], set_device=lambda device: now.__setitem__(0, torch.device(device).index),
+)
+torch.utils.rename_privateuse1_backend("mlu")
+torch._register_device_module("mlu", module)
+(backend,) = (backend for backend in BACKENDS if backend.type == "mlu")
+for device in probe(backend):
+    where = torch_device(device.id)
+    assert where == torch.device("mlu", device.id.index) and device_id(where) == device.id
+    with current_device(where):
+        assert device_id(torch.device("mlu")) == device.id
+    print(device.id, device.name, device.total >> 30, free_bytes(device.id) >> 30)
+"""
+
+
+def test_cambricons_cards_are_found_as_a_plug_in_registers_them() -> None:
+    """torch's own devices of that name, which exist once in a process; the vendor's package is stood in for."""
+    command, root = [sys.executable, "-c", PLUG_IN], Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines() == ["mlu:0 MLU 0 16 9", "mlu:1 MLU 1 16 9"], done.stderr
 
 
 def test_torch_before_2_6_has_no_accelerator_module(monkeypatch: pytest.MonkeyPatch) -> None:

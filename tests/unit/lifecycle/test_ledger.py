@@ -33,6 +33,10 @@ class Clip:
     patcher: Patcher
 
 
+class Empty:
+    """A component without a model."""
+
+
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger(
@@ -41,6 +45,7 @@ def ledger() -> Ledger:
             model_of=lambda patcher: patcher.model,
             is_root=lambda patcher: patcher.parent is None or patcher.parent.model is not patcher.model,
             is_clean=lambda patcher: not patcher.patches,
+            is_empty=lambda value: isinstance(value, Empty),
         )
     )
 
@@ -48,6 +53,17 @@ def ledger() -> Ledger:
 def gone(*references: weakref.ref[Any]) -> bool:
     gc.collect()
     return all(reference() is None for reference in references)
+
+
+def test_the_parts_of_a_checkpoint_are_together_and_one_may_be_empty(ledger: Ledger) -> None:
+    model, vae, other = Patcher(Model()), Patcher(Model()), Patcher(Model())
+    assert ledger.remember("checkpoint", [[model], [None], [vae]], ())
+    assert ledger.remember("other", [[other], [None], [Empty()]], ())
+    assert not ledger.remember("unknown", [[other], [object()]], ())
+    assert ledger.together(model.model, vae.model) and not ledger.together(model.model, other.model)
+    gc.collect()
+    found = ledger.hand_back("other")
+    assert found is not None and found[0] == [other] and isinstance(found[2][0], Empty), "it is kept with the record"
 
 
 def test_a_record_alone_holds_nothing(ledger: Ledger) -> None:

@@ -31,7 +31,7 @@ def test_a_head_that_listens_is_found() -> None:
     "head", ["127.0.0.1:{port}", "no-such-machine.invalid:{port}", "127.0.0.1:99999", "127.0.0.1:x"]
 )
 def test_a_head_that_does_not_answer_is_named(head: str) -> None:
-    with pytest.raises(ClusterUnavailable, match=r"no Ray head answers at .*start it there with `multigpu worker"):
+    with pytest.raises(ClusterUnavailable, match=r"no Ray head answers at .*start it there with `python -m multigpu "):
         probe(head.format(port=closed_port()))
 
 
