@@ -56,7 +56,9 @@ DESCRIBE_SECONDS = 2.0
 Sending = tuple[dict[str, Any], list[Any]]
 
 OPEN = "open"
-"""What a head without token answers to `ask_without_token`."""
+"""The argument of a process that asks a head without a token."""
+TAKEN, REFUSED = 10, 11
+"""Its exit codes: the head has answered, or not. With any other, what listens there is no head."""
 
 
 def main() -> None:
@@ -217,12 +219,16 @@ class Relay:
 def check_head(head: str) -> None:
     """Raise `ClusterUnavailable` unless this cluster asks for a token, ours is the right one, and Ray can join it.
 
-    The first is found out by another process, which has none: Ray reads its token once per process.
+    The first is found out by another process, which has none: Ray reads its token once per process. It also ends a
+    process that asks something other than a head.
     """
-    import ray
-
     command = [sys.executable, "-c", RUN.format(module="relay"), OPEN, head]
     asking = subprocess.Popen(command, env={**os.environ, "RAY_AUTH_MODE": "disabled"}, stdin=subprocess.DEVNULL)
+    import ray
+
+    ended = asking.wait()
+    if ended not in (TAKEN, REFUSED):
+        raise ClusterUnavailable(f"what answers at {head} is not a Ray head; give the address and port of one")
     try:
         told = ask(head)
     except ray.exceptions.AuthenticationError:
@@ -231,10 +237,8 @@ def check_head(head: str) -> None:
             "from the machine that runs the head"
         ) from None
     except ray.exceptions.RayError as error:
-        raise ClusterUnavailable(f"what answers at {head} is not a Ray head: {_first_line(error)}") from None
-    finally:
-        is_open = asking.wait() == 0
-    if is_open:
+        raise ClusterUnavailable(f"the Ray head at {head} does not answer: {_first_line(error)}") from None
+    if ended == TAKEN:
         raise ClusterUnavailable(
             f"the Ray cluster at {head} asks for no token, so that whoever reaches it could run code on its machines; "
             "start its head with `multigpu worker --head-here`, or with RAY_AUTH_MODE=token"
@@ -257,14 +261,14 @@ def ask(head: str) -> dict[str, Any]:
 
 
 def ask_without_token(head: str) -> int:
-    """0 if the head answers somebody who has no token."""
+    """What the head does with a question of somebody who has no token. May end this process instead."""
     import ray
 
     try:
         ask(head)
     except ray.exceptions.RayError:
-        return 1
-    return 0
+        return REFUSED
+    return TAKEN
 
 
 def _wait_for_close(connection: socket.socket) -> float:
