@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Resolver:
         if missing and self.fall_back:
             names = ", ".join(map(str, missing))
             log.warning("[MultiGPU] not on this machine: %s; other devices are used (MULTIGPU_FALL_BACK)", names)
-            request = request.without(missing, None if is_default(compute) else DeviceId.parse(compute))
+            request = request.without(missing, None if is_default(compute) else _read(compute))
         request = request.renamed(lambda device: device if device.is_disk else self.inventory.resolve(str(device)))
         check_compute(request.compute)
         return Target(named or request.compute, request, standing)
@@ -60,3 +61,10 @@ class Resolver:
                 raise
             log.warning("[MultiGPU] %s; falling back to ComfyUI's default device (MULTIGPU_FALL_BACK)", unknown)
             return None
+
+
+def _read(text: str) -> DeviceId | None:
+    """The device of that name; None for one of another machine."""
+    with suppress(UnknownDevice):
+        return DeviceId.parse(text)
+    return None

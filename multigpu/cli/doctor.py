@@ -1,7 +1,7 @@
 """`multigpu doctor`: is this ComfyUI as the pack expects it? Prints which features are off, and the symbols at fault.
 
 Prints the devices of this machine too, with the measured speeds that plans use, and the nodes of the Ray cluster that
-MULTIGPU_RAY names, if it does.
+MULTIGPU_RAY or the file `ray_head` names, if it does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import DeviceError, InputError
 from ..host import capabilities, comfyui_tree
 from ..host.surface import Feature
 from ..runtime import new_inventory
-from ..settings import Settings
+from ..settings import RAY_FILE, Settings
 from ..units import format_bytes
 from .terminal import Parser, put
 
@@ -43,12 +43,23 @@ def run(arguments: Sequence[str]) -> int:
     comfyui_tree.enter(tree)
     found = capabilities.probe()
     put(f"{report(found, list_all=options.all)}\n{devices(new_inventory())}\n")
-    head = Settings.from_environment(os.environ).ray
-    reachable = True
-    if head is not None:
-        text, reachable = other_machines(head)
+    settings, reachable = _settings(found), True
+    if settings.ray is not None:
+        text, reachable = other_machines(settings.ray)
         put(f"{text}\n")
     return int(not reachable or any(True for _ in found.features_off()))
+
+
+def _settings(found: capabilities.HostCapabilities) -> Settings:
+    """Those of the environment, with the file that may name a cluster. Says what is wrong with them."""
+    settings = Settings.from_environment(os.environ)
+    if found.offers(Feature.SPEEDS):
+        from ..host.user_folder import saved_text
+
+        settings = settings.with_head(saved_text(RAY_FILE))
+    for problem in settings.problems:
+        put(f"{problem}\n")
+    return settings
 
 
 def other_machines(head: str) -> tuple[str, bool]:

@@ -7,13 +7,13 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterUnavailable, InputError
-from ..remote.cluster import start_worker
-from ..remote.names import SCHEME, check_node
+from ..plan import SCHEME
+from ..remote.cluster import check_ray, start_worker
+from ..remote.names import check_node
 from ..remote.token import token_file
 from ..units import format_bytes
 from .terminal import Parser, put
@@ -40,8 +40,7 @@ def run(arguments: Sequence[str]) -> int:
         raise InputError(f"{options.head!r} is no address of a head; give HOST:PORT, as in 192.168.1.20:6379")
     if not (comfyui / "main.py").is_file():
         raise InputError(f"{comfyui} has no main.py; give the folder of ComfyUI")
-    if find_spec("ray") is None:
-        raise InputError(f"Ray is not installed for {sys.executable}; install it: pip install 'multigpu[ray]'")
+    check_ray()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
     put(f"{name} is starting ComfyUI in {comfyui}\n")
     worker = start_worker(name, options.head, comfyui, comfyui_arguments, head_here=options.head_here)

@@ -31,9 +31,9 @@ MACHINES_TIP = (
 
 def other_machines_nodes(runtime: Runtime) -> list[type[Any]]:
     """No nodes unless there are other machines."""
-    remote = runtime.remote
-    if remote is None:
+    if runtime.remote is None:
         return []
+    remote = runtime.remote
     from ..host.remote.fan_out import FanOuts, together
     from ..host.remote.halves import halved
 
@@ -54,7 +54,7 @@ def other_machines_nodes(runtime: Runtime) -> list[type[Any]]:
 
         @classmethod
         def execute(cls, model: Any, copy: Any) -> Any:
-            return io.NodeOutput(halved(model, copy))
+            return io.NodeOutput(halved(model, copy, remote.fall_back))
 
     class FanOut(io.ComfyNode):
         @classmethod

@@ -58,7 +58,7 @@ def _place_node(row: PlaceNode, runtime: Runtime) -> type[Any]:
                 description=f"Chooses the device on which a {row.what} computes, the devices on which its weights "
                 "rest between uses, and whether it stays loaded. Works after any loader of ComfyUI.",
                 search_aliases=["multigpu", "distorch", "virtual vram", "offload", "device", row.what],
-                inputs=[socket.Input(row.component, **lazy), *place_widgets(labels)],
+                inputs=[socket.Input(row.component, **lazy), *place_widgets(labels, elsewhere=remote is not None)],
                 outputs=[socket.Output()],
             )
 

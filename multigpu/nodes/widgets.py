@@ -22,6 +22,7 @@ COMPUTE_TIP = (
     "The device on which the model computes. 'default' is the device that ComfyUI would choose. A workflow that names "
     "a device of another machine opens, too; running it stops with an error that lists this machine's devices."
 )
+ELSEWHERE_TIP = " ray://node-b/cuda:0 is a device of another computer, on which a MODEL, CLIP or VAE can compute."
 MODE_TIP = (
     "Where the weights rest between uses. auto: on the compute device as far as they fit, the rest on other devices. "
     "virtual VRAM: a fixed number of gigabytes rests on the donors. expert: you give the amount for each device."
@@ -58,11 +59,11 @@ def keep_problem(keep_loaded: Any) -> bool | str:
         return str(problem)
 
 
-def place_widgets(labels: list[str]) -> list[Any]:
-    """The widgets of a place node. `labels` are the devices of this machine."""
-    devices = [DEFAULT_DEVICE, *labels]
+def place_widgets(labels: list[str], *, elsewhere: bool) -> list[Any]:
+    """The widgets of a place node. `labels` are the devices, which can be `elsewhere`, too: on other machines."""
+    devices, tip = [DEFAULT_DEVICE, *labels], COMPUTE_TIP + (ELSEWHERE_TIP if elsewhere else "")
     return [
-        io.Combo.Input("compute_device", options=devices, default=DEFAULT_DEVICE, optional=True, tooltip=COMPUTE_TIP),
+        io.Combo.Input("compute_device", options=devices, default=DEFAULT_DEVICE, optional=True, tooltip=tip),
         io.Combo.Input("mode", options=[*MODES], default=AUTO, optional=True, tooltip=MODE_TIP),
         io.Float.Input(
             "virtual_vram_gb", default=4.0, min=0.0, max=1024.0, step=0.1, optional=True, tooltip=VIRTUAL_TIP

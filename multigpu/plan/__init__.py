@@ -22,12 +22,12 @@ from .planner import RING_BYTES, SECONDS_PER_BYTE, TINY_BYTES, default_ring, mak
 from .quotas import check_compute, default_reserve, disk_budget
 from .request import Auto, Expert, Mode, Part, Request, VirtualVram
 from .ring_model import RingModel
-from .types import CPU, DISK, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
+from .types import CPU, DISK, SCHEME, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
 
 __all__ = [
-    "AUTO", "CPU", "DISK", "MODES", "RING_BYTES", "SECONDS_PER_BYTE", "TINY_BYTES", "Auto", "Block", "DeviceBudget",
-    "DeviceId", "Expert", "Forecast", "Mode", "Part", "Placement", "Plan", "Reason", "Request", "RingModel",
-    "VirtualVram", "check_compute", "default_reserve", "default_ring", "disk_budget", "explain", "format_request",
-    "make_plan", "parse_devices", "parse_request", "possible_donors", "read_gib", "request_from_mode",
-    "request_from_widgets",
+    "AUTO", "CPU", "DISK", "MODES", "RING_BYTES", "SCHEME", "SECONDS_PER_BYTE", "TINY_BYTES", "Auto", "Block",
+    "DeviceBudget", "DeviceId", "Expert", "Forecast", "Mode", "Part", "Placement", "Plan", "Reason", "Request",
+    "RingModel", "VirtualVram", "check_compute", "default_reserve", "default_ring", "disk_budget", "explain",
+    "format_request", "make_plan", "parse_devices", "parse_request", "possible_donors", "read_gib",
+    "request_from_mode", "request_from_widgets",
 ]  # fmt: skip

@@ -12,11 +12,13 @@ from enum import Enum
 from functools import total_ordering
 from typing import Any
 
-from ..errors import AllocationError, InputError
+from ..errors import AllocationError, InputError, UnknownDevice
 
 CPU_TYPE, DISK_TYPE = "cpu", "disk"
 WITHOUT_INDEX = (CPU_TYPE, "mps", DISK_TYPE)
 """Types of which a machine has one device, named without a number. `disk` is the model file: torch does not know it."""
+SCHEME = "ray://"
+"""How the names of devices of other machines begin. No block can rest there."""
 _DEVICE = re.compile(r"([a-z]+)(?::([0-9]{1,4}))?", re.ASCII)
 
 RAM_BANDWIDTH = 25e9
@@ -47,7 +49,15 @@ class DeviceId:
 
     @classmethod
     def parse(cls, text: str) -> DeviceId:
-        """Read `cuda:0`, `cuda` (the same), `mps`, `mps:0` (the same), `cpu` or `disk`. Raises `AllocationError`."""
+        """Read `cuda:0`, `cuda` (the same), `mps`, `mps:0` (the same), `cpu` or `disk`.
+
+        Raises `AllocationError`, for a device of another machine `UnknownDevice`.
+        """
+        if text.strip().lower().startswith(SCHEME):
+            raise UnknownDevice(
+                f"{text!r} is a device of another machine: it can only be the compute device of Place Model, Place "
+                "CLIP or Place VAE, with MULTIGPU_RAY set, and weights cannot rest there"
+            )
         match = _DEVICE.fullmatch(text.strip().lower())
         if match is None:
             raise AllocationError(f"{text!r} is not a device; write its type and number, as in cuda:0, or cpu")

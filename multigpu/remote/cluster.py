@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerYet
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from .node import RUN, environment, last_line
 from .token import check_token, make_token, token_file
 from .worker import SERVICE
 
+REQUIRED = "ray>=2.56,<2.61"
 PROBE_SECONDS = 2.0
 START_SECONDS = 90.0
 WORKER_START_SECONDS = 600.0
@@ -237,6 +239,7 @@ class Cluster:
                 token = token_file(os.environ)
                 check_token(token)
                 host = probe(self.head)
+                check_ray()
                 self._relay = Relay(token, _start(self.head, own_address(host)), START_SECONDS)
             return self._relay
 
@@ -304,6 +307,7 @@ def start_worker(
 
     `comfyui` is the folder of ComfyUI, `arguments` are for its command line. Raises `ClusterUnavailable`.
     """
+    check_ray()
     token = token_file(os.environ)
     if head_here:
         make_token(token)
@@ -313,15 +317,34 @@ def start_worker(
     return Relay(token, {**_start(head, own), **worker}, WORKER_START_SECONDS)
 
 
+def check_ray() -> None:
+    """Raise `ClusterUnavailable` unless Ray is installed. It is not imported in this process."""
+    if find_spec("ray") is None:
+        raise ClusterUnavailable(f"Ray is not installed for {sys.executable}; pip install '{REQUIRED}'")
+
+
 def probe(head: str) -> str:
-    """The head's address as a number, if something listens there. Raises `ClusterUnavailable` within 2 s."""
-    host, _, port = head.rpartition(":")
+    """The head's address as a number, if something listens there. Raises `ClusterUnavailable` within 2 s.
+
+    A name may take longer to be looked up, and each of its addresses to be tried: that goes on in a thread.
+    """
+    answer = Future[str]()
+
+    def connect() -> None:
+        host, _, port = head.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as connection:
+                answer.set_result(str(connection.getpeername()[0]))
+        except Exception as error:  # noqa: BLE001  told below
+            answer.set_exception(error)
+
+    threading.Thread(target=connect, name="multigpu-probe", daemon=True).start()
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as connection:
-            return str(connection.getpeername()[0])
-    except (OSError, ValueError) as error:
+        return answer.result(PROBE_SECONDS)
+    except (OSError, ValueError, NoAnswerYet) as error:
         raise ClusterUnavailable(
-            f"no Ray head answers at {head} ({error}); start it there with `python -m multigpu worker --head-here`"
+            f"no Ray head answers at {head} ({str(error) or 'timed out'}); start it there with `python -m multigpu worker "
+            "--head-here`"
         ) from None
 
 

@@ -70,6 +70,30 @@ def check(here: Facts, there: Facts) -> None:
         raise RemoteMismatch(f"{there.where} is not like {here.where}: {'; '.join(found[:SHOWN])}{more}")
 
 
+def ray_mismatch(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
+    """Why this machine cannot join a cluster, from the versions of Ray and Python on both sides; empty if it can.
+
+    Ray must be the same, of Python the first two numbers.
+    """
+    found = []
+    if theirs["Ray"] != ours["Ray"]:
+        found.append(
+            f"its Ray is {theirs['Ray']} and that of this machine {ours['Ray']}; pip install ray=={theirs['Ray']} "
+            f"here, or ray=={ours['Ray']} on all other machines"
+        )
+    if _minor(theirs["Python"]) != _minor(ours["Python"]):
+        found.append(
+            f"its Python is {theirs['Python']} and that of this machine {ours['Python']}; run ComfyUI and its workers "
+            "with the same minor version of Python on all machines"
+        )
+    return "; ".join(found)
+
+
+def _minor(version: str) -> str:
+    """The first two numbers of a version."""
+    return ".".join(version.split(".")[:2])
+
+
 def _versions(here: Facts, there: Facts) -> Iterator[str]:
     for name in sorted({*here.versions, *there.versions}):
         ours, theirs = here.versions.get(name, "none"), there.versions.get(name, "none")

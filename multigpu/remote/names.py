@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 
 from ..errors import AllocationError
-from ..plan.types import DeviceId
+from ..plan import SCHEME, DeviceId
 
-SCHEME = "ray://"
 EXAMPLE = f"{SCHEME}node-b/cuda:0"
 DEFAULT = "default"
 _NODE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)

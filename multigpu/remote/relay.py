@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from typing import Any
 
 from ..errors import ClusterUnavailable
 from . import frames
+from .facts import ray_mismatch
 from .node import RUN, RayNode
 from .worker import NAMESPACE, RESOURCE, create
 
@@ -53,7 +56,9 @@ DESCRIBE_SECONDS = 2.0
 Sending = tuple[dict[str, Any], list[Any]]
 
 OPEN = "open"
-"""What a head without token answers to `ask_without_token`."""
+"""The argument of a process that asks a head without a token."""
+TAKEN, REFUSED = 10, 11
+"""Its exit codes: the head has answered, or not. With any other, what listens there is no head."""
 
 
 def main() -> None:
@@ -78,12 +83,17 @@ class Relay:
         self._answers = answers
         self._threads = ThreadPoolExecutor(AT_ONCE)
         self._node: RayNode | None = None
+        self._folder: Path | None = None
+        self._own = ""
+        """The id of that node. Workers drop what was made for it when it has ended."""
         self._actors: dict[str, Any] = {}
         self._worker: Any = None
         """The actor of the worker that was started here; it lives as long as this reference."""
 
     def take(self, number: int, about: dict[str, Any], parts: list[bytearray]) -> None:
         """Answer in another thread. An interrupt is passed on at once, and not answered."""
+        if about["do"] == "start":
+            self._folder = Path(about["folder"])
         if about["do"] == "interrupt":
             with suppress(Exception):  # the call that it concerns says what is wrong
                 self._actor(about["node"]).interrupt.remote()
@@ -93,6 +103,8 @@ class Relay:
     def stop(self) -> None:
         if self._node is not None:
             self._node.stop()
+        if self._folder is not None:  # there may be no node yet that would delete it
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_with(self, node: RayNode) -> None:
         """Without its node this process could only wait."""
@@ -137,6 +149,7 @@ class Relay:
         import ray
 
         ray.init(address=head, _node_ip_address=own, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        self._own = ray.get_runtime_context().get_node_id()
         threading.Thread(target=self._end_with_head, args=(head,), daemon=True).start()
         if name:
             self._worker, about = create(name, *made)
@@ -173,7 +186,7 @@ class Relay:
     def _call(self, node: str, method: str, parts: list[bytearray]) -> Sending:
         import ray
 
-        called = self._actor(node).serve.remote(method, [PickleBuffer(part) for part in parts])
+        called = self._actor(node).serve.remote(self._own, method, [PickleBuffer(part) for part in parts])
         while not ray.wait([called], timeout=ASK_SECONDS)[0]:
             if not any(_name(each) == node and each["Alive"] for each in ray.nodes()):
                 self._actors.pop(node, None)
@@ -204,48 +217,58 @@ class Relay:
 
 
 def check_head(head: str) -> None:
-    """Raise `ClusterUnavailable` unless this cluster asks for a token, and ours is the right one.
+    """Raise `ClusterUnavailable` unless this cluster asks for a token, ours is the right one, and Ray can join it.
 
-    The first is found out by another process, which has none: Ray reads its token once per process.
+    The first is found out by another process, which has none: Ray reads its token once per process. It also ends a
+    process that asks something other than a head.
     """
-    import ray
-
     command = [sys.executable, "-c", RUN.format(module="relay"), OPEN, head]
     asking = subprocess.Popen(command, env={**os.environ, "RAY_AUTH_MODE": "disabled"}, stdin=subprocess.DEVNULL)
+    import ray
+
+    ended = asking.wait()
+    if ended not in (TAKEN, REFUSED):
+        raise ClusterUnavailable(f"what answers at {head} is not a Ray head; give the address and port of one")
     try:
-        ask(head)
+        told = ask(head)
     except ray.exceptions.AuthenticationError:
         raise ClusterUnavailable(
             f"the Ray cluster at {head} has another token than {os.environ['RAY_AUTH_TOKEN_PATH']}; copy that file "
             "from the machine that runs the head"
         ) from None
     except ray.exceptions.RayError as error:
-        raise ClusterUnavailable(f"what answers at {head} is not a Ray head: {_first_line(error)}") from None
-    finally:
-        is_open = asking.wait() == 0
-    if is_open:
+        raise ClusterUnavailable(f"the Ray head at {head} does not answer: {_first_line(error)}") from None
+    if ended == TAKEN:
         raise ClusterUnavailable(
             f"the Ray cluster at {head} asks for no token, so that whoever reaches it could run code on its machines; "
             "start its head with `python -m multigpu worker --head-here`, or with RAY_AUTH_MODE=token"
         )
+    if told:
+        theirs, ours = {"Ray": told["ray_version"], "Python": told["python_version"]}, platform.python_version()
+        if problem := ray_mismatch(theirs, {"Ray": ray.__version__, "Python": ours}):
+            raise ClusterUnavailable(f"the Ray cluster at {head} cannot be joined: {problem}")
 
 
-def ask(head: str) -> None:
-    """Ask the head something. Raises one of Ray's errors when it does not answer."""
+def ask(head: str) -> dict[str, Any]:
+    """What the head tells of its cluster; nothing if it has just started.
+
+    Raises one of Ray's errors when it does not answer.
+    """
     from ray._raylet import GcsClient
 
-    GcsClient(address=head).internal_kv_get(b"session_name", b"session", timeout=PROBE_SECONDS)
+    told = GcsClient(address=head).internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=PROBE_SECONDS)
+    return dict(json.loads(told)) if told else {}
 
 
 def ask_without_token(head: str) -> int:
-    """0 if the head answers somebody who has no token."""
+    """What the head does with a question of somebody who has no token. May end this process instead."""
     import ray
 
     try:
         ask(head)
     except ray.exceptions.RayError:
-        return 1
-    return 0
+        return REFUSED
+    return TAKEN
 
 
 def _wait_for_close(connection: socket.socket) -> float:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ SERVICE = "multigpu.host.remote.boot:boot"
 AT_ONCE = 4
 """How many calls are in the service at the same time; further ones wait."""
 
+LOST_SECONDS = 2.0
+"""How often it is looked for callers that are gone."""
+
 
 class Worker:
     """One ComfyUI. The service decides which calls wait for each other; the rest is answered meanwhile."""
@@ -34,15 +40,15 @@ class Worker:
 
         self.service = start_service(made_by, comfyui, arguments)
 
-    def serve(self, method: str, parts: list[Any]) -> list[Any]:
+    def serve(self, caller: str, method: str, parts: list[Any]) -> list[Any]:
         from .worker import serve
 
-        return serve(self.service, method, parts)
+        return serve(self.service, caller, method, parts)
 
     def describe(self) -> dict[str, Any]:
         from .worker import describe
 
-        return describe()
+        return describe(self.service)
 
     def interrupt(self) -> None:
         self.service.interrupt()
@@ -77,29 +83,40 @@ def create(name: str, service: str, comfyui: str, arguments: list[str]) -> tuple
 def start_service(made_by: str, comfyui: str, arguments: list[str]) -> Any:
     """What answers calls, made by the function of that name (`SERVICE`)."""
     module, _, name = made_by.partition(":")
-    return getattr(importlib.import_module(module), name)(Path(comfyui), arguments)
+    service = getattr(importlib.import_module(module), name)(Path(comfyui), arguments)
+    threading.Thread(target=forget_lost_callers, args=(service,), name="multigpu-callers", daemon=True).start()
+    return service
 
 
-def serve(service: Any, method: str, parts: list[Any]) -> list[Any]:
+def forget_lost_callers(service: Any) -> None:
+    """Have the service forget what was made for callers that are gone. Never returns.
+
+    A caller is the Ray node of a relay, which ends with it; a node that Ray has given up does not come back.
+    """
+    import ray
+
+    while True:
+        time.sleep(LOST_SECONDS)
+        with suppress(Exception):  # while the head does not answer, nothing is known
+            service.forget({node["NodeID"] for node in ray.nodes() if not node["Alive"]})
+
+
+def serve(service: Any, caller: str, method: str, parts: list[Any]) -> list[Any]:
     """`[problem, header, *buffers]`; the problem is empty if there is none. No error crosses as an object."""
     from pickle import PickleBuffer
 
     header, *buffers = (memoryview(part) for part in parts)
     try:
-        answer = service.serve(method, Message(bytes(header), buffers))
+        answer = service.serve(method, Message(bytes(header), buffers), caller)
     except Exception as error:  # noqa: BLE001  whatever it is, the other machine is told
         return [f"{type(error).__name__}: {error}"]
     return ["", *map(PickleBuffer, (answer.header, *answer.buffers))]
 
 
-def describe() -> dict[str, Any]:
+def describe(service: Any) -> dict[str, Any]:
     """The devices of this machine with their memory, and versions."""
     import platform
 
-    import ray
-    import torch
-
-    from .. import __version__
     from ..devices.inventory import Inventory
 
     inventory = Inventory()
@@ -107,6 +124,4 @@ def describe() -> dict[str, Any]:
         {"name": str(device.id), "total": device.total, "free": inventory.free(device.id)}
         for device in inventory.devices
     ]
-    python = platform.python_version()
-    versions = {"MultiGPU": __version__, "Ray": ray.__version__, "torch": torch.__version__, "Python": python}
-    return {"devices": devices, "versions": versions}
+    return {"devices": devices, "versions": {**service.versions(), "Python": platform.python_version()}}

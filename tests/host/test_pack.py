@@ -202,15 +202,23 @@ def test_every_symbol_of_the_surface_is_as_expected(comfy: Driver, host: Host) -
 
 @pytest.mark.newest
 @pytest.mark.skipif(os.name != "posix", reason="links that need no rights, and a POSIX shell")
-def test_doctor_finds_the_comfyui_that_the_pack_is_linked_into(host: Host, tmp_path: Path) -> None:
-    """As people start it: they go to the pack's folder in `custom_nodes`, which is a link, and call it there."""
+def test_doctor_finds_the_comfyui_that_the_pack_is_linked_into_and_its_file(host: Host, tmp_path: Path) -> None:
+    """As people start it: they go to the pack's folder in `custom_nodes`, which is a link, and call it there.
+
+    The file names a cluster, which cannot be used.
+    """
     pack = tmp_path / "custom_nodes" / PACK
     pack.parent.mkdir()
     pack.symlink_to(Places.here().root, target_is_directory=True)
     for entry in Places.here().host_tree(host.version).iterdir():
-        if entry.name != "custom_nodes":
+        if entry.name == "folder_paths.py":  # finds the user directory beside itself
+            shutil.copy(entry, tmp_path)
+        elif entry.name not in ("custom_nodes", "user"):
             (tmp_path / entry.name).symlink_to(entry)
+    (tmp_path / "user" / "__multigpu").mkdir(parents=True)
+    (tmp_path / "user" / "__multigpu" / "ray_head").write_text("127.0.0.1:9\n")
     command = ["sh", "-c", 'cd "$0" && exec "$@"', str(pack), sys.executable, "-m", "multigpu", "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == 1, result.stdout + result.stderr
     assert f"ComfyUI       {host.version}\n" in result.stdout
+    assert "\nRay cluster   127.0.0.1:9\n" in result.stdout

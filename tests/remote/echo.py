@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import torch
+
+from multigpu import __version__
 from multigpu.remote.link import Message
 
 
@@ -21,7 +24,7 @@ class Echo:
     def __init__(self) -> None:
         self._interrupted = threading.Event()
 
-    def serve(self, method: str, message: Message) -> Message:
+    def serve(self, method: str, message: Message, caller: str = "") -> Message:
         if method == "process":
             return Message(str(os.getpid()).encode())
         if method == "fail":
@@ -35,6 +38,12 @@ class Echo:
             self._interrupted.wait(float(message.header))
             return Message(b"", [bytes(3 * 512 * 512 * 4)])
         return message
+
+    def versions(self) -> dict[str, str]:
+        return {"MultiGPU": __version__, "torch": torch.__version__}
+
+    def forget(self, callers: Collection[str]) -> None:
+        """It keeps nothing."""
 
     def interrupt(self) -> None:
         self._interrupted.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,17 @@ class HeldService:
         self._service = service
         self._hold = hold
 
-    def serve(self, method: str, message: Message) -> Message:
+    def serve(self, method: str, message: Message, caller: str = "") -> Message:
         if self._hold.wants(method):
             self._hold.here()
-        answer: Message = self._service.serve(method, message)
+        answer: Message = self._service.serve(method, message, caller)
         return answer
+
+    def versions(self) -> dict[str, str]:
+        return dict(self._service.versions())
+
+    def forget(self, callers: Collection[str]) -> None:
+        self._service.forget(callers)
 
     def interrupt(self) -> None:
         self._service.interrupt()

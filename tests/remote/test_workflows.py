@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from devtools.client import Workflow
 from devtools.hosts import NEWEST
 from devtools.places import Places
 from devtools.server import Server
+from multigpu.remote.cluster import Cluster
+from multigpu.remote.codec import pack, unpack
 from tests.browser.conftest import TAB, browser
 from tests.host.driver import Driver
 from tests.host.workflows import flux, node, sd15
 from tests.remote.comfyui import NODE_B, arguments, driver_spec, remote
-from tests.remote.processes import Descendants, until
+from tests.remote.processes import Descendants, below, until
 
 __all__ = ["browser"]  # a fixture
 Process = subprocess.Popen[bytes]
@@ -110,6 +113,9 @@ def test_a_model_on_another_machine_is_seen_pinned_and_ejected_here(comfy: Drive
     there = node_b()
     assert there["state"] == "ready"
     assert there["total"] == psutil.virtual_memory().total and there["ours"] > 0
+    widget = comfy.client.get("/object_info/MultiGPUPlaceModel")["MultiGPUPlaceModel"]["input"]["optional"]
+    assert NODE_B in widget["compute_device"][1]["options"]
+    assert "ray://" in widget["compute_device"][1]["tooltip"]
     ids = {model["name"]: model["id"] for model in snapshot()["models"] if NODE_B in model["homes"]}
     model = next(name for name in ids if "Flux" in name)
     comfy.client.post("/multigpu/pin", {"model": ids[model]})
@@ -132,12 +138,14 @@ def test_the_panel_shows_the_devices_of_other_machines(comfy: Driver, browser: A
 
 
 def test_no_port_of_the_worker_answers_http_requests(worker: tuple[str, Process]) -> None:
-    """ComfyUI's own server is not there. The ports are Ray's, which asks for the token."""
+    """ComfyUI's own server is not there, nor is Ray's dashboard. The ports are Ray's, which asks for the token."""
     tree = psutil.Process(worker[1].pid).children(recursive=True)
-    actor = next(each for each in tree if "ray::Worker" in " ".join(each.cmdline()))
-    listening = [each.laddr.port for each in actor.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-    for port in listening:
-        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+    (dashboard,) = (each.cmdline() for each in tree if "dashboard/dashboard.py" in " ".join(each.cmdline()))
+    assert {"--disable-frontend", "--modules-to-load=UsageStatsHead"} <= {*dashboard}, "that is how Ray leaves it out"
+    sockets = [its for each in tree for its in each.net_connections("inet") if its.status == psutil.CONN_LISTEN]
+    assert len(sockets) > 2
+    for ip, port in (each.laddr for each in sockets):
+        with socket.create_connection((ip.strip(":") or "127.0.0.1", port), 5) as connection:
             connection.sendall(b"GET /system_stats HTTP/1.1\r\nHost: x\r\n\r\n")
             connection.settimeout(5)
             assert not connection.recv(100).startswith(b"HTTP/1.1 200")
@@ -147,14 +155,35 @@ def test_the_next_prompt_builds_again_what_a_killed_worker_had(comfy: Driver, wo
     tree = psutil.Process(worker[1].pid).children(recursive=True)
     actor = next(each for each in tree if "ray::Worker" in " ".join(each.cmdline()))
     actor.kill()
-    drawn = []
+    assert until(lambda: draws(comfy, remote(2)))
+    assert comfy.draw(remote(2)) == comfy.draw(flux(2))
 
-    def draws() -> bool:
-        try:
-            drawn.append(comfy.draw(remote(2)))
-        except Exception as error:  # noqa: BLE001  the driver's own, about a prompt that failed
-            assert "RemoteDeviceLost" in str(error)
-        return bool(drawn)
 
-    assert until(draws)
-    assert drawn == [comfy.draw(flux(2))]
+def draws(comfy: Driver, workflow: Workflow) -> bool:
+    """Whether it draws the workflow, for which it may have to notice first that something was lost."""
+    try:
+        comfy.draw(workflow)
+    except Exception as error:  # noqa: BLE001  the driver's own, about a prompt that failed
+        assert "RemoteDeviceLost" in str(error)
+        return False
+    return True
+
+
+def test_the_worker_forgets_what_it_has_for_a_relay_or_a_comfyui_that_was_killed(
+    comfy: Driver, worker: tuple[str, Process]
+) -> None:
+    cluster = Cluster(worker[0])
+
+    def handles() -> Any:
+        return unpack(cluster.link("node-b").call("memory", pack({})))["handles"]
+
+    try:
+        for seed, killed in ((3, "multigpu.remote.relay"), (4, "main.py")):
+            assert until(partial(draws, comfy, remote(seed)))
+            assert len(handles()) == 3
+            assert cluster.nodes()[0].versions.keys() == {"ComfyUI", "MultiGPU", "torch", "Ray", "Python"}
+            assert comfy.server._child is not None
+            below(comfy.server._child.pid, killed).kill()
+            assert until(lambda: not handles())
+    finally:
+        cluster.close()

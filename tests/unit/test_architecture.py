@@ -77,6 +77,14 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
     assert {rule for rule, _, _ in BROKEN} == set(rules.RULES)
 
 
+def test_the_same_ray_is_asked_for_everywhere() -> None:
+    from multigpu.remote.cluster import REQUIRED
+
+    extras = tomllib.loads((rules.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["ray"] == [REQUIRED]
+    assert f"pip install '{REQUIRED}'" in (rules.ROOT / "docs/remote.md").read_text()
+
+
 def test_devtools_do_without_tests() -> None:
     rule = rules.devtools_do_without_tests
     assert [f"{path}: {problem}" for path, tree in rules.devtools_files().items() for problem in rule(path, tree)] == []

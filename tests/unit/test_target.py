@@ -53,6 +53,14 @@ def test_what_is_not_here_is_refused_with_what_is() -> None:
             resolver().target(compute, request)
 
 
+def test_a_device_of_another_machine_can_be_none_of_this_one(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnknownDevice, match="'ray://node-b/cuda:0' is a device of another machine.*MULTIGPU_RAY"):
+        resolver().target("ray://node-b/cuda:0", Auto())
+    request = VirtualVram(1, (DeviceId("cuda", 7),))
+    assert resolver(fall_back=True).target("ray://node-b/cuda:0", request) == Target(None, VirtualVram(1, (CPU,)))
+    assert "'ray://node-b/cuda:0' is a device of another machine" in caplog.text
+
+
 def test_or_another_takes_its_place_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "multigpu"):
         target = resolver(fall_back=True).target("default", VirtualVram(1, (DeviceId("cuda", 7),)))

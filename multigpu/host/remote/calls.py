@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -29,11 +30,16 @@ MEMORY_SECONDS = 0.5
 """How long somebody who looks at memory waits for another machine, once: until it has answered, what it told before is
 shown."""
 OWN_THREADS = "multigpu-"
-"""How the names of threads begin that do not look for interruptions: the one that runs the prompt does."""
+"""How the names of our threads begin. Only the thread that runs the prompt looks for interruptions, and computes."""
 WORTH_KEEPING = 4096
 """Tensors with at least so many bytes are sent once and then referred to."""
 MOST_KEPT = 64
 """How many tensors of one component the worker keeps; the one that was not used for longest goes first."""
+
+
+def in_own_thread() -> bool:
+    """Whether this is not the thread that runs the prompt."""
+    return threading.current_thread().name.startswith(OWN_THREADS)
 
 
 class Line:
@@ -92,6 +98,8 @@ class RemoteComponent:
         self._handle = str(told["handle"])
         self._here = here
         self._substitute: Any = None
+        self._lost: tuple[str, str, str] | None = None
+        """The node, the call and the problem when it was found to be lost, which is for good."""
         self._kept: OrderedDict[int, tuple[Any, torch.Tensor]] = OrderedDict()
         self._number = 0
         self._asked: Future[Any] | None = None
@@ -102,20 +110,29 @@ class RemoteComponent:
         """What one of `OPERATIONS` makes of these values there; here, with a warning, if the machine is lost.
 
         With `once`, a key, large tensors of `named` are sent only if they differ from those sent before for that key.
+        Raises `RemoteDeviceLost` without fall back, and in threads of ours, because nothing is computed in them.
         """
-        if self._substitute is None:
+        if self._lost is None:
             try:
                 return self._there(method, once, given)
-            except RemoteDeviceLost as lost:
-                if self._here is None:
-                    raise
-                log.warning("[MultiGPU] %s; this machine goes on without it (MULTIGPU_FALL_BACK)", lost)
-                self._substitute = self._here()
+            except RemoteDeviceLost as found:
+                self._lost = found.node, found.method, found.problem
+        lost = RemoteDeviceLost(*self._lost, component=self.name)
+        if self._here is None or in_own_thread():
+            raise lost
+        if self._substitute is None:
+            log.warning("[MultiGPU] %s; this machine goes on without it (MULTIGPU_FALL_BACK)", lost)
+            self._substitute = self._here()
         return OPERATIONS[method](self._substitute, **given)
+
+    @property
+    def lost(self) -> bool:
+        """Whether a call has found out that the machine is lost."""
+        return self._lost is not None
 
     def unload(self) -> None:
         """Unload the model there. Never fails: the host frees memory, and its prompt worker would end with an error."""
-        if self._substitute is None:
+        if self._lost is None:
             try:
                 self._line.call("unload", self.name, handle=self._handle)
             except (Exception, model_management.InterruptProcessingException) as problem:  # noqa: BLE001

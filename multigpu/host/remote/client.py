@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ...remote.facts import Facts, FileFact, check
 from ...remote.names import RemoteDevice, is_remote
 from ...telemetry.snapshot import DeviceMemory
 from ..lifecycle.prompts import PromptWatch
-from .calls import OWN_THREADS, Line, RemoteComponent
+from .calls import Line, RemoteComponent, in_own_thread
 from .describe import DESCRIBED
 from .file_facts import named_files
 from .graphs import Graph, cut, run_here, source_of
@@ -50,7 +51,7 @@ def stop_if_interrupted() -> None:
 
     The host forgets that it was asked as soon as it is raised once.
     """
-    if not threading.current_thread().name.startswith(OWN_THREADS):
+    if not in_own_thread():
         model_management.throw_exception_if_processing_interrupted()
 
 
@@ -65,7 +66,7 @@ class Remote:
         self._lines: dict[str, Line] = {}
         self._losses: dict[str, int] = {}
         self._files: dict[str, tuple[str, FileFact]] = {}
-        """By name: what the first node said that has the file."""
+        """By name: the node that was last asked about the file, and what it said."""
         self._nodes: dict[str, Node] = {}
         """By name, as last seen. A lost one keeps its devices."""
         self._looked = 0.0
@@ -135,7 +136,7 @@ class Remote:
         except (RemoteDeviceLost, ClusterUnavailable) as lost:
             if not self.fall_back:
                 raise
-            log.warning("[MultiGPU] %s; the %s is loaded on this machine (MULTIGPU_FALL_BACK)", lost, kind)
+            log.warning("[MultiGPU] %s; the %s is loaded on this machine (MULTIGPU_FALL_BACK)", str(lost), kind)
             return run_here(graph, source)
         here: Callable[[], Any] | None = None
         if self.fall_back:
@@ -148,6 +149,11 @@ class Remote:
         if node not in self._lines:
             self._lines[node] = Line(self._cluster.link(node), self._lost)
         return self._lines[node]
+
+    def interrupt(self, node: str) -> None:
+        """Tell a node to stop what it computes for this machine. Returns at once."""
+        if node in self._lines:
+            self._lines[node].link.interrupt()
 
     def _lost(self, node: str) -> None:
         self._losses[node] = self._losses.get(node, 0) + 1
@@ -163,12 +169,22 @@ class Remote:
         files = named_files(node["inputs"] for node in graph.values())
         classes = frozenset(node["class_type"] for node in graph.values())
         here = Facts("this machine", versions(self._runtime), classes, tuple(files))
-        answer = line.call("facts", nodes=sorted(classes), files=[each.name for each in files])
-        there = replace(Facts.read(answer), where=f"ray://{line.link.node}")
+        there = self._facts(line, classes, [each.name for each in files])
         check(here, there)
         for each in there.files:
-            where, first = self._files.setdefault(each.name, (there.where, each))
-            if first.size == each.size:
-                check(replace(here, where=where, files=(first,)), there)
-            else:  # the file was changed, on every machine
-                self._files[each.name] = there.where, each
+            node, known = self._files.get(each.name, (line.link.node, each))
+            self._files[each.name] = line.link.node, each
+            if node != line.link.node and known != each:
+                self._agree_now(node, each.name, there)
+
+    def _agree_now(self, node: str, file: str, there: Facts) -> None:
+        """Raises `RemoteMismatch` if a node has another header of a file, unless the file was changed or is gone."""
+        with suppress(RemoteDeviceLost, ClusterUnavailable):
+            now = self._facts(self.line(node), there.nodes, [file])
+            ours = tuple(each for each in there.files if each.name == file)
+            if [each.size for each in now.files] == [each.size for each in ours]:
+                check(now, replace(there, files=ours))
+
+    def _facts(self, line: Line, classes: Collection[str], files: list[str]) -> Facts:
+        answer = line.call("facts", nodes=sorted(classes), files=files)
+        return replace(Facts.read(answer), where=f"ray://{line.link.node}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from comfy_api.latest import Caching
+from comfy_execution.cache_provider import register_cache_provider
 
-from ...errors import InputError, MultiGPUError, RemoteDeviceLost
+from ...errors import ClusterUnavailable, InputError, RemoteDeviceLost
 from ...remote.names import check_node, is_remote, parse_remote
 from .calls import OWN_THREADS
 from .client import COMPUTE, Remote, stop_if_interrupted
@@ -25,6 +28,20 @@ SEEDS = ("seed", "noise_seed")
 MOST_SEED = 2**64
 LOOK_SECONDS = 0.1
 """How often it is looked whether the user has interrupted."""
+STOP_SECONDS = 5.0
+"""How long runs that are interrupted are waited for. An interruption just before one begins has no effect, so it is
+repeated meanwhile."""
+LOST = RemoteDeviceLost, ClusterUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run of one seed on another machine: the graph as it is called there, and the output that is its result."""
+
+    node: str
+    graph: Graph
+    source: Link
+    result: Future[Any]
 
 
 class FanOuts:
@@ -32,8 +49,8 @@ class FanOuts:
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
-        self._prompt = ""
-        self._running: dict[str, list[tuple[str, Future[Any]]]] = {}
+        self._running: dict[str, list[Run]] = {}
+        self._prompt_end: PromptEnd | None = None
 
     def start(self, input_name: str, count: int, machines: str) -> bool:
         """Start the runs of the node that is asked now, once. Returns whether this machine has a share, the first."""
@@ -41,8 +58,9 @@ class FanOuts:
         prompt, own = self._remote.prompts.now()
         if prompt is None:
             raise InputError("seeds can be fanned out only while ComfyUI runs a prompt")
-        if self._prompt != self._remote.prompts.running_id():
-            self._prompt, self._running = self._remote.prompts.running_id(), {}
+        if self._prompt_end is None:
+            self._prompt_end = PromptEnd(self._stop_all)
+            register_cache_provider(self._prompt_end)
         if own not in self._running:
             graph = cut(prompt, own)
             source = source_of(graph, own, input_name)
@@ -50,52 +68,98 @@ class FanOuts:
             numbers = [*range(int(here), count)]
             if numbers and not nodes:
                 raise InputError(f"{machines!r} names no machine for {count} seeds; write for example node-b, here")
-            runs = [(nodes[turn % len(nodes)], seeded(graph, number)) for turn, number in enumerate(numbers)]
-            for node in {node for node, _ in runs}:
-                self._remote.agree(self._remote.line(node), on_node(graph, node))
-            self._running[own] = self._submit(runs, source)
+            used = [nodes[turn % len(nodes)] for turn in range(len(numbers))]
+            graphs = [on_node(seeded(graph, number), node) for number, node in zip(numbers, used, strict=True)]
+            lost = self._agree(dict(zip(used, graphs, strict=True)))
+            self._running[own] = self._submit(used, graphs, source, lost)
         return here
 
     def results(self, value: Any) -> list[Any]:
         """The results of the node that runs now, in the order of the seeds; `value` is this machine's, if any.
 
-        If one run fails, or the user interrupts, all machines are told to stop.
+        If one run fails, or the user interrupts, all machines are told to stop. With fall back on, the runs of a lost
+        machine are made here instead.
         """
         _, own = self._remote.prompts.now()
-        runs = self._running.pop(own)
-        try:
-            while not all(future.done() for _, future in runs):
-                stop_if_interrupted()
-                wait([future for _, future in runs], LOOK_SECONDS, FIRST_EXCEPTION)
-                for done in (future for _, future in runs if future.done()):
-                    done.result()
-        except BaseException:
-            for _, future in runs:
-                future.cancel()
-            for node in {node for node, _ in runs}:
-                with suppress(MultiGPUError):  # one that was lost has stopped
-                    self._remote.line(node).link.interrupt()
-            raise
-        return [*([] if value is None else [value]), *(future.result() for _, future in runs)]
+        runs, found = dict(enumerate(self._running[own])), dict[int, Any]()
+        while going := {number: run for number, run in runs.items() if number not in found}:
+            stop_if_interrupted()
+            wait([run.result for run in going.values()], LOOK_SECONDS, FIRST_COMPLETED)
+            found |= {number: self._result(run) for number, run in going.items() if run.result.done()}
+        del self._running[own]
+        return [*([] if value is None else [value]), *(found[number] for number in runs)]
 
-    def _submit(self, runs: Sequence[tuple[str, Graph]], source: Link) -> list[tuple[str, Future[Any]]]:
+    def _agree(self, graphs: Mapping[str, Graph]) -> dict[str, Exception]:
+        """Compare this machine with the nodes. With fall back on, returns those that are lost, else raises."""
+        lost: dict[str, Exception] = {}
+        for node, graph in graphs.items():
+            try:
+                self._remote.agree(self._remote.line(node), graph)
+            except LOST as problem:
+                if not self._remote.fall_back:
+                    raise
+                lost[node] = problem
+        return lost
+
+    def _submit(
+        self, nodes: Sequence[str], graphs: Sequence[Graph], source: Link, lost: Mapping[str, Exception]
+    ) -> list[Run]:
         """One thread for each machine, so that each gets its next run when it has finished the one before."""
-        nodes = {node for node, _ in runs}
-        threads = {node: ThreadPoolExecutor(1, thread_name_prefix=f"{OWN_THREADS}{node}") for node in nodes}
-        futures = [(node, threads[node].submit(self._run, node, graph, source)) for node, graph in runs]
+        threads = {node: ThreadPoolExecutor(1, thread_name_prefix=f"{OWN_THREADS}{node}") for node in {*nodes}}
+        runs = []
+        for node, graph in zip(nodes, graphs, strict=True):
+            result = threads[node].submit(self._run, node, graph, source, lost.get(node))
+            runs.append(Run(node, graph, source, result))
         for thread in threads.values():
             thread.shutdown(wait=False)
-        return futures
+        return runs
 
-    def _run(self, node: str, graph: Graph, source: Link) -> Any:
+    def _run(self, node: str, graph: Graph, source: Link, lost: Exception | None) -> Any:
+        if lost is not None:
+            raise lost
+        return self._remote.line(node).call("run", graph=graph, link=list(source))["value"]
+
+    def _result(self, run: Run) -> Any:
+        """What a run gave, or gives here if its machine is lost and fall back is on: this is the prompt's thread."""
         try:
-            return self._remote.line(node).call("run", graph=on_node(graph, node), link=list(source))["value"]
-        except RemoteDeviceLost as lost:
+            return run.result.result()
+        except LOST as lost:
             if not self._remote.fall_back:
                 raise
-            log.warning("[MultiGPU] %s; this machine computes its seed (MULTIGPU_FALL_BACK)", lost)
-            with torch.inference_mode():
-                return run_here(graph, source)
+            log.warning("[MultiGPU] %s; this machine computes its seed (MULTIGPU_FALL_BACK)", str(lost))
+            return run_here(run.graph, run.source)
+
+    def _stop_all(self) -> None:
+        """End what still runs: the node that has asked for it was not reached, or has failed."""
+        runs = [run for its in self._running.values() for run in its]
+        self._running.clear()
+        for run in runs:
+            run.result.cancel()
+        end = time.monotonic() + STOP_SECONDS
+        while (going := [run for run in runs if not run.result.done()]) and time.monotonic() < end:
+            for node in {run.node for run in going}:
+                self._remote.interrupt(node)
+            wait([run.result for run in going], LOOK_SECONDS)
+
+
+class PromptEnd(Caching.CacheProvider):
+    """Caches nothing: of the host's external caches, only the end of a prompt is of use here."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        """`then` is called at the end of every prompt, however it ends."""
+        self._then = then
+
+    def should_cache(self, context: Any, value: Any = None) -> bool:
+        return False
+
+    async def on_lookup(self, context: Any) -> Any:
+        return None
+
+    async def on_store(self, context: Any, value: Any) -> None:
+        """Never called."""
+
+    def on_prompt_end(self, prompt_id: str) -> None:
+        self._then()
 
 
 def read_machines(text: str) -> tuple[bool, list[str]]:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ...errors import InputError
+from ...errors import InputError, RemoteDeviceLost
 from .calls import OWN_THREADS
 from .proxies import RemotePatcher
+
+log = logging.getLogger("multigpu")
 
 KEY = "multigpu_halves"
 
 
-def halved(model: Any, copy: Any) -> Any:
+def halved(model: Any, copy: Any, fall_back: bool) -> Any:
     """A clone of `model` that leaves the negative half of every step to its `copy` on another machine.
 
     Both are computed at the same time, each as a batch of its own. Steps without a negative half stay here. Raises
-    InputError if `copy` is not on another machine, or is of another kind.
+    InputError if `copy` is not on another machine, or is of another kind. With `fall_back`, `model` computes both
+    halves when the other machine is lost, also if it was when the copy was to be placed.
     """
+    if not isinstance(copy, RemotePatcher) and fall_back:
+        log.warning("[MultiGPU] the copy computes on this machine, so CFG Halves does nothing (MULTIGPU_FALL_BACK)")
+        return model
     if not isinstance(copy, RemotePatcher):
         raise InputError(
             "the copy computes on this machine; connect a Place Model node with the device of another one, such as "
@@ -40,11 +47,18 @@ def halved(model: Any, copy: Any) -> Any:
             with torch.inference_mode():
                 return executor(copy.model, [None, conds[1]], x, timestep, options)
 
-        copy.model.current_patcher = copy
+        copy.model.current_patcher, known = copy, copy.remote.lost
         with ThreadPoolExecutor(1, thread_name_prefix=f"{OWN_THREADS}half") as thread:
             other = thread.submit(there)
             cond = executor(inner, [conds[0], None], x, timestep, options)[0]
-            return [cond, other.result()[1]]
+            try:
+                return [cond, other.result()[1]]
+            except RemoteDeviceLost as lost:
+                if not fall_back:
+                    raise
+                if not known:
+                    log.warning("[MultiGPU] %s; this machine computes both halves (MULTIGPU_FALL_BACK)", str(lost))
+        return [cond, executor(inner, [None, conds[1]], x, timestep, options)[1]]
 
     new = model.clone()
     new.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, halves)

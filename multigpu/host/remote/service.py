@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +34,10 @@ GONE = "gone"
 class Held:
     """A component under a handle, with the tensors that were sent once for several calls."""
 
-    def __init__(self, component: Any) -> None:
+    def __init__(self, component: Any, caller: str) -> None:
+        """`caller` is whom the handle was given to."""
         self.component = component
+        self.caller = caller
         self.tensors: dict[int, torch.Tensor] = {}
 
     def whole(self, value: Any) -> Any:
@@ -63,7 +66,7 @@ class Service:
         self._computing = threading.RLock()
         self._stopped = threading.Event()
 
-    def serve(self, method: str, message: Message) -> Message:
+    def serve(self, method: str, message: Message, caller: str = "") -> Message:
         """The answer to a call. Raises what the call raised; the link carries its words to the caller."""
         given = unpack(message)
         if method in ("facts", "drop", "memory"):
@@ -73,7 +76,9 @@ class Service:
             model_management.interrupt_current_processing(False)
             try:
                 with torch.inference_mode():
-                    return pack(self._build(**given) if method in ("build", "run") else self._operate(method, **given))
+                    if method in ("build", "run"):
+                        return pack(self._build(caller, **given))
+                    return pack(self._operate(method, **given))
             except model_management.InterruptProcessingException:
                 raise RemoteError("it was interrupted") from None
 
@@ -82,20 +87,29 @@ class Service:
         model_management.interrupt_current_processing(True)
         self._stopped.set()
 
+    def versions(self) -> dict[str, str]:
+        """Of this machine, by name."""
+        return versions(self._runtime)
+
+    def forget(self, callers: Collection[str]) -> None:
+        """Drop the handles that these callers have: they are gone, and cannot drop them themselves."""
+        for handle in [handle for handle, held in list(self._held.items()) if held.caller in callers]:
+            self._drop(handle)
+
     def _facts(self, nodes: list[str], files: list[str]) -> dict[str, Any]:
         from ..placing.loader_nodes import is_there
 
         there = frozenset(name for name in nodes if is_there(name))
         return Facts("the worker", versions(self._runtime), there, tuple(files_here(files))).plain()
 
-    def _build(self, graph: dict[str, Any], link: list[Any], kind: str | None = None) -> dict[str, Any]:
+    def _build(self, caller: str, graph: dict[str, Any], link: list[Any], kind: str | None = None) -> dict[str, Any]:
         """Run a subgraph. A component of a `kind` is kept under a handle and described; without, the value is sent."""
         value = self._graphs.run(graph, (link[0], link[1]), self._stopped)
         if kind is None:
             return {"value": value}
         told = describe(value, kind)
         handle = f"{self._own}-{next(self._numbers)}"
-        self._held[handle] = Held(value)
+        self._held[handle] = Held(value, caller)
         return {"handle": handle, **told}
 
     def _operate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ... import __version__
@@ -13,4 +15,7 @@ if TYPE_CHECKING:
 def versions(runtime: Runtime) -> dict[str, str]:
     import torch
 
-    return {"ComfyUI": runtime.capabilities.version, "MultiGPU": __version__, "torch": str(torch.__version__)}
+    found = {"ComfyUI": runtime.capabilities.version, "MultiGPU": __version__, "torch": str(torch.__version__)}
+    with suppress(PackageNotFoundError):
+        found["Ray"] = version("ray")  # it is not imported here
+    return found

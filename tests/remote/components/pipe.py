@@ -73,6 +73,10 @@ class PipeLink:
                 return interrupted
         return None
 
+    def computes(self) -> bool:
+        """Whether a call is under way."""
+        return self._lock.locked()
+
     def interrupt(self) -> None:
         send(self.worker.control, {}, Message(b""))
 

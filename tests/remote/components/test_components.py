@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from devtools.client import Workflow
+from multigpu import __version__
 from tests.host import file_opens
 from tests.host.workflows import flux, node, placed, sd15, wan
 from tests.remote.comfyui import NODE_B
+from tests.remote.components.conftest import HOST
 from tests.remote.components.studio import Studio, without_save
 
 
@@ -20,12 +23,18 @@ def checkpoint(part: str, **widgets: Any) -> Workflow:
 
 
 def with_sampling(workflow: Workflow, class_type: str, **inputs: Any) -> Workflow:
-    """The workflow with a node that changes the model's sampling, behind its LoRA or loader."""
+    """The workflow with a node that changes the model, such as its sampling, just before the sampler."""
     source = workflow["sample"]["inputs"]["model"]
     workflow["sampling"] = node(class_type, model=source, **inputs)
     workflow["sample"]["inputs"]["model"] = ["sampling", 0]
     return workflow
 
+
+DOWNSCALE = {
+    "block_number": 3, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 1.0, "downscale_after_skip": True,
+    "downscale_method": "bicubic", "upscale_method": "bicubic",
+}  # fmt: skip
+"""For a node that puts functions into the blocks of a U-Net, by transformer options."""
 
 CASES = {
     "CLIP": (flux(), lambda: placed(flux(), "clip", compute_device=NODE_B), "encode_text"),
@@ -59,6 +68,14 @@ CASES = {
         ),
         "denoise",
     ),
+    "MODEL with functions in its blocks": (
+        with_sampling(sd15(), "PatchModelAddDownscale", **DOWNSCALE),
+        lambda: placed(
+            with_sampling(sd15(), "PatchModelAddDownscale", **DOWNSCALE),
+            "model", behind=["sampling", 0], compute_device=NODE_B,
+        ),
+        "denoise",
+    ),
     "MODEL with a ControlNet here": (
         sd15(control=0.8),
         lambda: placed(sd15(control=0.8), "model", behind=["checkpoint", 0], compute_device=NODE_B),
@@ -84,6 +101,21 @@ def test_pixels_equal_those_of_a_local_component(studio: Studio, case: str) -> N
     studio.methods()
     assert torch.equal(studio.draw(remote()), expected)
     assert method in studio.methods()
+
+
+def test_functions_in_blocks_change_pixels(studio: Studio) -> None:
+    """So that the case above says something."""
+    assert not torch.equal(studio.draw(CASES["MODEL with functions in its blocks"][0]), studio.draw(sd15()))
+
+
+def test_the_versions_that_are_compared_are_those_of_what_runs(studio: Studio) -> None:
+    from importlib.metadata import version
+
+    found = studio.service.versions()
+    assert found == {
+        "ComfyUI": HOST.version, "MultiGPU": __version__, "torch": torch.__version__, "Ray": version("ray")
+    }  # fmt: skip
+    assert "ray" not in sys.modules
 
 
 def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
@@ -164,6 +196,10 @@ REFUSED = {
     "a LoRA behind the place node": (
         lambda: _lora_behind(),
         "put the node before the place node",
+    ),
+    "functions in blocks, added behind the place node": (
+        lambda: with_sampling(checkpoint("model", compute_device=NODE_B), "PatchModelAddDownscale", **DOWNSCALE),
+        r"function .*at \['options'\]\['patches'\].* put the node that adds it before the place node",
     ),
     "a ControlNet alone": (
         lambda: _control_net(),

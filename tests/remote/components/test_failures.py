@@ -119,6 +119,16 @@ def test_a_free_unloads_there_unless_it_is_kept(studio: Studio) -> None:
     assert studio.memory() is None or studio.memory()["loaded_bytes"] == 0
 
 
+@pytest.mark.parametrize(("keep", "stays"), [("default", False), ("keep", True)])
+def test_free_memory_unloads_there_unless_it_is_kept(studio: Studio, keep: str, stays: bool) -> None:
+    studio.forget()
+    workflow = placed(flux(seed=71), "model", compute_device=NODE_B, keep_loaded=keep)
+    workflow["free"] = node("MultiGPUFreeMemory", value=["sample", 0], free="all but pinned")
+    workflow["decode"]["inputs"]["samples"] = ["free", 0]
+    studio.draw(workflow)
+    assert (studio.memory()["loaded_bytes"] > 0) == stays
+
+
 def test_the_memory_report_names_the_other_machine(studio: Studio) -> None:
     workflow = without_save(placed(flux(), "vae", compute_device=NODE_B))
     workflow["report"] = node("MultiGPUMemoryReport", value=["decode", 0])

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from devtools.client import Workflow
+from multigpu.remote.codec import pack, unpack
+from multigpu.remote.link import Message
 from tests.host.workflows import flux, node, placed, sd15
 from tests.remote.comfyui import NODE_B
+from tests.remote.components.pipe import PipeLink
 from tests.remote.components.studio import Studio, without_save
 
 
-def halves() -> Workflow:
+def halves(device: str = NODE_B) -> Workflow:
     workflow = sd15(steps=3)
-    workflow["place"] = node("MultiGPUPlaceModel", model=["checkpoint", 0], compute_device=NODE_B)
+    workflow["place"] = node("MultiGPUPlaceModel", model=["checkpoint", 0], compute_device=device)
     workflow["halves"] = node("MultiGPUCFGHalves", model=["checkpoint", 0], copy=["place", 0])
     workflow["sample"]["inputs"]["model"] = ["halves", 0]
     return workflow
@@ -50,6 +55,36 @@ def test_cfg_halves_want_a_copy_on_another_machine(studio: Studio) -> None:
         studio.run(without_save(workflow), ["sample", 0])
 
 
+class Changed(PipeLink):
+    """A second link to the machine of another one. With `header`, its model files are said to have that one."""
+
+    header = ""
+
+    def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
+        answer = super().call(method, message, timeout=timeout)
+        if method != "facts" or not self.header:
+            return answer
+        told = unpack(answer)
+        return pack({**told, "files": [[name, size, self.header] for name, size, _ in told["files"]]})
+
+
+def test_a_file_that_was_replaced_is_asked_about_again(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, link = studio.remote, Changed("node-x", studio.link.worker, studio.link.check)
+    monkeypatch.setattr(remote, "_files", {})
+    monkeypatch.setitem(studio.cluster.links, "node-x", link)
+    monkeypatch.setattr(remote, "_lines", dict(remote._lines))
+    node_b, node_x = remote.line("node-b"), remote.line("node-x")
+    for link.header in ("a", "another"):
+        remote.agree(node_x, flux())
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"ray://node-b is not like ray://node-x: .* another header .*\(another\)"):
+            remote.agree(node_b, flux())
+        with pytest.raises(Exception, match=r"ray://node-x is not like ray://node-b"):
+            remote.agree(node_x, flux())
+    link.header = ""
+    remote.agree(node_b, flux())
+
+
 def fan_out(workflow: Workflow, output: str = "decode", **inputs: Any) -> Workflow:
     return without_save(workflow) | {"fan": node("MultiGPUFanOut", value=[output, 0], **inputs)}
 
@@ -60,6 +95,23 @@ def test_fan_out_gives_the_pictures_of_all_seeds_in_order(studio: Studio, machin
     studio.forget()
     assert torch.equal(studio.run(fan_out(flux(seed=7), count=3, machines=machines), ["fan", 0]), expected)
     assert studio.methods().count("run") == (2 if "here" in machines else 3)
+
+
+def test_an_interruption_while_this_machine_has_its_share_ends_the_runs_on_the_others(studio: Studio) -> None:
+    from comfy.model_management import interrupt_current_processing
+
+    workflow = fan_out(flux(seed=30, steps=500, size=256), count=4, machines="node-b, here")
+    studio.methods()
+    with ThreadPoolExecutor(1) as pool:
+        drawing = pool.submit(studio.run, workflow, ["fan", 0])
+        while not (studio.link.calls and studio.link.computes()):
+            assert not drawing.done(), drawing.result()
+            time.sleep(0.01)
+        interrupt_current_processing(True)
+        with pytest.raises(Exception, match="interrupted"):
+            drawing.result()
+    assert torch.equal(studio.draw(placed(flux(seed=31), "model", compute_device=NODE_B)), studio.draw(flux(seed=31)))
+    assert "run" not in studio.methods()
 
 
 def test_fan_out_of_latents_and_of_components_placed_there(studio: Studio) -> None:

@@ -144,6 +144,8 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("cpu,*; gpu_1,4gb", 8, "gpu_1", "'gpu_1' is not a device"),
         ("cpu,*;,4gb", 7, "", "a device is missing"),
         ("cpu:1,4gb", 1, "cpu:1", "there is one cpu"),
+        ("cpu,*;ray://b/cpu,4gb", 7, "ray://b/cpu", "weights cannot rest there"),
+        ("#cuda:0;4;ray://b/cpu", 11, "ray://b/cpu", "weights cannot rest there"),
         ("cuda:0,2gb;cpu,5%", 12, "cpu,5%", "is a percentage, the amounts before it are in bytes"),
         ("cuda:0,50%;cpu,0.5", 12, "cpu,0.5", "is a fraction, the amounts before it are a percentage"),
         ("cuda:0,0.5;cpu,5gb", 12, "cpu,5gb", "is in bytes, the amounts before it are a fraction"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from multigpu.errors import AllocationError, InputError
+from multigpu.errors import AllocationError, InputError, UnknownDevice
 from multigpu.plan import CPU, DISK, Block, DeviceBudget, DeviceId, Forecast, Placement, Plan, Reason
 
 from .shapes import GPU0, GPU1
@@ -40,6 +40,12 @@ def test_what_is_no_device_is_refused_by_name(text: str) -> None:
     with pytest.raises(AllocationError, match="is not a device") as caught:
         DeviceId.parse(text)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["ray://node-b/cuda:0", " RAY://node-b/cpu", "ray://"])
+def test_a_device_of_another_machine_is_told_where_it_can_be(text: str) -> None:
+    with pytest.raises(UnknownDevice, match="only be the compute device of Place Model.*MULTIGPU_RAY.*cannot rest"):
+        DeviceId.parse(text)
 
 
 @pytest.mark.parametrize(("kind", "index"), [("cpu", 0), ("mps", 0), ("disk", 0), ("cuda", None)])

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_a_silent_head_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
                 probe(f"127.0.0.1:{address[1]}")
 
 
+def test_a_name_that_is_not_looked_up_in_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lookup ends after the error."""
+    monkeypatch.setattr("multigpu.remote.cluster.PROBE_SECONDS", 0.1)
+    told = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[object]:
+        told.wait(30)
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with pytest.raises(ClusterUnavailable, match=r"no Ray head answers at slow:1 \(timed out\)"):
+        probe("slow:1")
+    told.set()
+
+
 def test_a_cluster_is_not_asked_for_before_it_is_used_and_then_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +73,11 @@ def test_a_cluster_is_not_asked_for_before_it_is_used_and_then_says_what_is_miss
     make_token(tmp_path / "token")
     with pytest.raises(ClusterUnavailable, match="no Ray head answers"):
         cluster.link("node-b")
-    cluster.close()
+    monkeypatch.setattr("multigpu.remote.cluster.find_spec", lambda name: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster = Cluster(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(ClusterUnavailable, match=r"Ray is not installed for .*; pip install 'ray>="):
+            cluster.link("node-b")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])

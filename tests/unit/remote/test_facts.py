@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from multigpu.errors import RemoteMismatch
-from multigpu.remote.facts import Facts, FileFact, check, normal_name
+from multigpu.remote.facts import Facts, FileFact, check, normal_name, ray_mismatch
 
 HERE = Facts("this machine", {"ComfyUI": "0.30.0", "torch": "2.9.0+cpu"}, frozenset({"VAELoader"}),
              (FileFact("vae/sub/a.safetensors", 7, "beef"),))  # fmt: skip
@@ -51,6 +51,22 @@ def test_facts_survive_being_sent() -> None:
 def test_facts_of_another_form_are_refused(plain: Any) -> None:
     with pytest.raises(RemoteMismatch, match="same version"):
         Facts.read(plain)
+
+
+@pytest.mark.parametrize(
+    ("ray", "python", "words"),
+    [
+        ("2.60.0", "3.11.2", ()),
+        ("2.58.0", "3.11.9", ("its Ray is 2.58.0 and that of this machine 2.60.0; pip install ray==2.58.0 here",)),
+        ("2.60.0", "3.12.1", ("its Python is 3.12.1 and that of this machine 3.11.9; run",)),
+        ("2.58.0", "3.1.11", ("its Ray is 2.58.0", "its Python is 3.1.11")),
+    ],
+)
+def test_ray_is_of_the_same_version_and_python_of_the_same_minor_version(
+    ray: str, python: str, words: tuple[str, ...]
+) -> None:
+    told = ray_mismatch({"Ray": ray, "Python": python}, {"Ray": "2.60.0", "Python": "3.11.9"})
+    assert bool(told) == bool(words) and all(word in told for word in words), told
 
 
 def test_separators_of_every_system_are_the_same() -> None:
