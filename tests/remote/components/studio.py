@@ -47,7 +47,7 @@ class Studio:
 
     def methods(self) -> list[str]:
         """What was asked of the other machine since the last call."""
-        asked = [method for method, _, _ in self.link.calls]
+        asked = [call.method for call in self.link.calls]
         self.link.calls.clear()
         return asked
 

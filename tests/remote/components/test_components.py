@@ -83,7 +83,14 @@ def test_pixels_equal_those_of_a_local_component(studio: Studio, case: str) -> N
     expected = studio.draw(local)
     studio.methods()
     assert torch.equal(studio.draw(remote()), expected)
+    small(studio)
     assert method in studio.methods()
+
+
+def small(studio: Studio) -> None:
+    """All calls since `methods` were at most their tensors and 4 KiB, there and back."""
+    assert studio.link.calls
+    assert {call.method: call.beside_tensors for call in studio.link.calls if call.beside_tensors > 4096} == {}
 
 
 def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
@@ -99,11 +106,13 @@ def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
 def test_a_remote_vae_encodes_and_works_in_tiles(studio: Studio, make: Any) -> None:
     local = tiled(make(size=160), ["vae", 0])
     remote = placed(local, "vae", compute_device=NODE_B)
+    studio.methods()
     for output in ("whole", "encode"):
         one, other = (studio.run(without_save(each), [output, 0])["samples"] for each in (local, remote))
         assert torch.equal(one, other)
     one, other = (studio.run(without_save(each), ["tiled", 0]) for each in (local, remote))
     assert torch.equal(one, other)
+    small(studio)
 
 
 def test_a_second_run_computes_nothing_and_a_change_upstream_does(studio: Studio) -> None:
@@ -126,15 +135,36 @@ def test_this_machine_opens_no_file_of_a_remote_component(studio: Studio) -> Non
         assert set(opened.take()) == {"vae/toy_taef1.safetensors"}
 
 
-def test_conditioning_is_sent_once(studio: Studio) -> None:
-    """Steps after the first send the latents and a few bytes, not the text's encoding again."""
-    studio.methods()
-    studio.draw(placed(flux(seed=5, steps=4), "model", compute_device=NODE_B))
-    sent = [there for method, there, _ in studio.link.calls if method == "denoise"]
-    latents = 16 * 8 * 8 * 4
-    assert len(sent) == 4
-    assert sent[0] > 77 * 4096 * 4
-    assert max(sent[1:]) < latents + 4096
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [flux, sd15])
+def test_conditioning_is_sent_once(studio: Studio, make: Any, dtype: torch.dtype) -> None:
+    """By the call that asks what the model makes of it, or by none if the model has had it before.
+
+    Steps refer to it, also where the host has put two texts into one batch, or has converted them for the model.
+    """
+    from nodes import common_ksampler
+
+    part = ["model", 0] if make is flux else ["checkpoint", 0]
+    workflow = without_save(placed(make(), "model", behind=part, compute_device=NODE_B))
+    model, text, latent = (studio.run(workflow, [name, 0]) for name in ("place_model", "positive", "latent"))
+    noise = torch.rand_like(text[0][0])
+    positive, negative = ([[(text[0][0] + part * noise).to(dtype), text[0][1]]] for part in (1, 2))
+
+    def sample(seed: int) -> list[Any]:
+        """The calls of a prompt."""
+        studio.methods()
+        with torch.inference_mode():
+            common_ksampler(model, seed, 4, 1.0 if make is flux else 4.0, "euler", "simple", positive, negative, latent)
+        return [*studio.link.calls]
+
+    pooled = text[0][1]["pooled_output"]
+    most = 2 * latent["samples"].nbytes + (0 if pooled is None else pooled.nbytes) + 4096
+    first = sample(5)
+    texts = [call.there for call in first if call.method == "conditions"]
+    assert len(texts) == 2 and all(positive[0][0].nbytes < there < positive[0][0].nbytes + most for there in texts)
+    assert all(call.back < most for call in first)
+    assert [call.there < most for call in first if call.method == "denoise"] == [True] * 4
+    assert all(call.there < most for call in sample(6))
 
 
 def test_handles_are_living_proxies(studio: Studio) -> None:

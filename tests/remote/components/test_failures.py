@@ -98,7 +98,7 @@ def test_an_interruption_reaches_the_other_machine(studio: Studio) -> None:
     thread = threading.Thread(target=run)
     studio.methods()
     thread.start()
-    while not any(method == "denoise" for method, _, _ in studio.link.calls):
+    while not any(call.method == "denoise" for call in studio.link.calls):
         time.sleep(0.01)
     interrupt_current_processing(True)
     thread.join(60)
