@@ -23,11 +23,13 @@ def without_save(workflow: Workflow) -> Workflow:
 class Studio:
     """This process as the machine where the user sits. `cluster` has the links to the others."""
 
-    def __init__(self, service: Any, remote: Any, cluster: Any, models: Path) -> None:
+    def __init__(self, service: Any, remote: Any, cluster: Any, models: Path, elsewhere: Path) -> None:
+        """`models` are this machine's files, `elsewhere` those of node-b."""
         self.service = service
         self.remote = remote
         self.cluster = cluster
         self.models = models
+        self.elsewhere = elsewhere
 
     @property
     def link(self) -> PipeLink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from devtools.client import Workflow
 from tests.host import file_opens
 from tests.host.workflows import flux, node, placed, sd15, wan
 from tests.remote.comfyui import NODE_B
+from tests.remote.components.conftest import HOST
+from tests.remote.components.pipe import loaded
 from tests.remote.components.studio import Studio, without_save
 
 
@@ -237,14 +240,58 @@ def test_what_cannot_be_done_is_refused_with_the_reason(studio: Studio, case: st
         studio.draw(workflow())
 
 
-def test_a_file_of_another_size_is_refused(studio: Studio) -> None:
-    other = studio.models / "vae" / "other.safetensors"
-    other.write_bytes((studio.models / "vae" / "toy_taef1.safetensors").read_bytes())
+def _own_file(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    """A file that only this machine has."""
+    folder = studio.models / "vae"
+    (folder / "other.safetensors").write_bytes((folder / "toy_taef1.safetensors").read_bytes())
+
+
+def _longer_file(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    (studio.models / "vae" / "other.safetensors").write_bytes(b"x" * 1001)
+    (studio.elsewhere / "vae" / "other.safetensors").write_bytes(b"x" * 1000)
+
+
+def _other_version(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    client = loaded("host.remote.client")
+    told = client.versions
+    patch.setattr(client, "versions", lambda runtime: {**told(runtime), "ComfyUI": "0.29.9"})
+
+
+def _own_node(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    """A node that only this machine has, in the place of the loader."""
+    import nodes
+
+    class Own(nodes.NODE_CLASS_MAPPINGS["VAELoader"]):  # type: ignore[misc]
+        pass
+
+    patch.setitem(nodes.NODE_CLASS_MAPPINGS, "VAELoader only here", Own)
+
+
+MISMATCHES = {
+    "a file that is not there": (_own_file, "other", r"has no vae/other.safetensors \(.* on this machine\); copy it"),
+    "a file of another size": (
+        _longer_file, "other", "vae/other.safetensors has 1000 bytes on ray://node-b and 1001 on this machine",
+    ),
+    "another version": (_other_version, "toy_taef1", "ComfyUI is {version} on ray://node-b and 0.29.9 on this machine"),
+    "a node that is not there": (_own_node, "toy_taef1", "the node VAELoader only here is not on ray://node-b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_a_machine_that_is_not_like_this_one_is_refused(
+    studio: Studio, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, file, words = MISMATCHES[case]
+    studio.forget()
+    make(studio, monkeypatch)
     workflow = placed(flux(), "vae", compute_device=NODE_B)
-    workflow["vae"]["inputs"]["vae_name"] = "other.safetensors"
-    with pytest.raises(Exception, match=r"ray://node-b has no vae/other.safetensors .*this machine"):
+    workflow["vae"] = node("VAELoader only here" if make is _own_node else "VAELoader", vae_name=f"{file}.safetensors")
+    refused = rf"ray://node-b is not like this machine: .*{words.replace('{version}', re.escape(HOST.version))}"
+    with pytest.raises(Exception, match=refused):
         studio.draw(workflow)
-    other.unlink()
+    assert set(studio.methods()) <= {"memory", "drop", "facts"}, "nothing was built"
+    for folder in (studio.models, studio.elsewhere):
+        (folder / "vae" / "other.safetensors").unlink(missing_ok=True)
 
 
 def test_local_placement_still_works(studio: Studio) -> None:
