@@ -134,6 +134,12 @@ def test_a_free_unloads_there_unless_it_is_kept(studio: Studio) -> None:
     studio.draw(workflow)
     studio.free()
     assert studio.memory() is None or studio.memory()["loaded_bytes"] == 0
+    workflow["place_model"]["inputs"]["keep_loaded"] = "default"
+    studio.draw(workflow)
+    assert studio.memory()["loaded_bytes"] > 0
+    studio.methods()
+    studio.free()
+    assert studio.methods().count("unload") == 1
 
 
 def test_the_memory_report_names_the_other_machine(studio: Studio) -> None:
