@@ -343,8 +343,8 @@ def probe(head: str) -> str:
         return answer.result(PROBE_SECONDS)
     except (OSError, ValueError, NoAnswerYet) as error:
         raise ClusterUnavailable(
-            f"no Ray head answers at {head} ({str(error) or 'timed out'}); start it there with `python -m multigpu worker "
-            "--head-here`"
+            f"no Ray head answers at {head} ({str(error) or 'timed out'}); start it there with "
+            "`python -m multigpu worker --head-here`"
         ) from None
 
 

@@ -1,13 +1,15 @@
 """Values as messages and back: a closed set of plain types and tensors. Nothing is pickled, nothing is run.
 
 The header is JSON in ASCII. A list, a text, a whole number, a finite number, true, false and null stand for themselves;
-everything else is an object with one name, its kind (`_KINDS`). Bytes and tensors take the buffers in their order.
+everything else is an object with one name, its kind (`_KINDS`). Bytes and tensors take the buffers in their order. A
+header of some length is compressed: no JSON begins as compressed data does.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +22,14 @@ from .link import Buffer, Message
 MOST_DEPTH = 64
 MOST_ITEMS = 1_000_000
 MOST_HEADER_BYTES = 64 * 2**20
+COMPRESSED = range(1024, 2**20 + 1)
+"""Headers of so many bytes are compressed; so none takes more memory than that when it is read."""
 MOST_DIMENSIONS = 16
 MOST_SIZE = 2**48
 """The largest dimension of a tensor."""
 MOST_INTEGER = 2**64
 _DIGITS = len(str(MOST_INTEGER)) + 1
+_ZLIB = zlib.compress(b"")[:1]
 
 TYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -51,7 +56,7 @@ def pack(value: Any) -> Message:
     header = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(header) > MOST_HEADER_BYTES:
         raise NotSendable(f"a value takes {len(header)} bytes beside its tensors, at most {MOST_HEADER_BYTES} are sent")
-    return Message(header, buffers)
+    return Message(zlib.compress(header, 1) if len(header) in COMPRESSED else header, buffers)
 
 
 class _Packing:
@@ -135,12 +140,13 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def unpack(message: Message) -> Any:
     """The value of a message. Its tensors are in RAM and have memory of their own.
 
-    Raises `RemoteError` for anything that `pack` would not have made; takes no more memory than the message does.
+    Raises `RemoteError` for anything that `pack` would not have made; takes memory for the message and, if its header
+    is compressed, for as many bytes as `COMPRESSED` allows.
     """
     if len(message.header) > MOST_HEADER_BYTES:
         raise _invalid(f"its header has {len(message.header)} bytes, more than {MOST_HEADER_BYTES}")
     try:
-        plain = json.loads(message.header, parse_int=_integer, parse_constant=_constant)
+        plain = json.loads(_whole(message.header), parse_int=_integer, parse_constant=_constant)
     except (ValueError, RecursionError) as problem:
         raise _invalid(f"its header is not JSON ({problem})") from None
     unpacking = _Unpacking(iter(message.buffers))
@@ -148,6 +154,20 @@ def unpack(message: Message) -> Any:
     if next(unpacking.buffers, None) is not None:
         raise _invalid("it has more buffers than its header names")
     return value
+
+
+def _whole(header: bytes) -> bytes:
+    """The header as JSON. Raises `RemoteError` unless compressed data is whole, and no longer than it may be."""
+    if header[:1] != _ZLIB:
+        return header
+    expanding = zlib.decompressobj()
+    try:
+        plain = expanding.decompress(header, COMPRESSED.stop)
+    except zlib.error as problem:
+        raise _invalid(f"its header cannot be expanded ({problem})") from None
+    if len(plain) not in COMPRESSED or not expanding.eof or expanding.unused_data:
+        raise _invalid("its header is compressed, but is not whole or has not the length of one that is")
+    return plain
 
 
 class _Unpacking:

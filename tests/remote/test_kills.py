@@ -37,6 +37,16 @@ def encoding_pixels(seed: int) -> Workflow:
     return workflow
 
 
+def in_tiles(seed: int) -> Workflow:
+    """The same in tiles."""
+    workflow = encoding_pixels(seed)
+    tiles = {"tile_size": 64, "overlap": 0, "temporal_size": 64, "temporal_overlap": 8}
+    for name in ("again", "decoded"):
+        workflow[name]["class_type"] += "Tiled"
+        workflow[name]["inputs"] |= tiles
+    return workflow
+
+
 def fanned_out(seed: int) -> Workflow:
     """The whole workflow on the other machine."""
     workflow = flux(seed)
@@ -47,11 +57,14 @@ def fanned_out(seed: int) -> Workflow:
 
 CALLS: dict[str, Callable[[int], Workflow]] = {
     "facts": remote, "build": remote, "tokenize": remote, "encode_text": remote, "conditions": remote,
-    "denoise": remote, "vae_decode": remote, "vae_encode": encoding_pixels, "run": fanned_out,
+    "denoise": remote, "vae_decode": remote, "vae_encode": encoding_pixels, "vae_decode_tiled": in_tiles,
+    "vae_encode_tiled": in_tiles, "unload": remote, "run": fanned_out,
 }  # fmt: skip
-"""Every call that a workflow of ours makes, and one that makes it."""
+"""Every call that a workflow of ours, or a free after it, makes, and one that makes it."""
+PARTS = {"denoise": "model", "conditions": "model", "tokenize": "clip", "encode_text": "clip"}
+"""The components that the calls are for, besides those of the VAE."""
 KILLS = {
-    "actor": ("build", "encode_text", "denoise", "vae_decode", "vae_encode", "run"),
+    "actor": ("build", "encode_text", "denoise", "vae_decode", "vae_encode", "unload", "run"),
     "node": ("denoise",),
     "head": ("vae_decode",),
 }
@@ -149,7 +162,7 @@ def test_a_kill_is_told_with_its_call_and_the_next_prompt_draws(
     hold.ask(call)
     with ThreadPoolExecutor(1) as pool:
         try:
-            drawing = pool.submit(draws_until, comfy, workflow, hold)
+            drawing = pool.submit(frees if call == "unload" else draws_until, comfy, workflow, hold)
             assert until(lambda: hold.reached() or drawing.done())
             assert hold.reached(), drawing.result()
             machines.kill(killed)
@@ -157,10 +170,10 @@ def test_a_kill_is_told_with_its_call_and_the_next_prompt_draws(
             told = drawing.result()
         finally:
             hold.release()
-    assert re.search(rf"RemoteDeviceLost: ray://node-b was lost during {call}\b", told), told
-    if call not in ("facts", "build", "run"):
-        part = {"denoise": "model", "conditions": "model", "vae_decode": "vae", "vae_encode": "vae"}.get(call, "clip")
-        assert f"{call} of {part} " in told
+    start = "was not unloaded" if call == "unload" else "RemoteDeviceLost"
+    assert re.search(rf"{start}: ray://node-b was lost during {call}\b", told), told
+    if call not in ("facts", "build", "run", "unload"):
+        assert f"{call} of {PARTS.get(call, 'vae')} " in told
     machines.tidy(killed)
     machines.start()
     assert draws(comfy, workflow) == comfy.draw(local_of(call, seed))
@@ -186,3 +199,12 @@ def draws_until(comfy: Driver, workflow: Workflow, hold: Hold) -> str:
                 return str(error)
         else:
             raise AssertionError("the prompt has drawn its picture without the held call")
+
+
+def frees(comfy: Driver, workflow: Workflow, hold: Hold) -> str:
+    """What is logged of the free after a picture, in which the held call is lost."""
+    draws(comfy, workflow)
+    before = len(comfy.log())
+    comfy.client.free(unload_models=True)
+    assert until(lambda: "was not unloaded" in comfy.log()[before:])
+    return comfy.log()[before:]

@@ -157,6 +157,8 @@ class FreeFlow:
         try:
             if out_of_memory or (decision.whole and not self.retention.pinned()):
                 self.retention.clear("out of memory" if out_of_memory else "nothing is flagged or pinned")
+                if not out_of_memory:  # then only this machine lacks memory
+                    _unload_there(loaded)
                 self._unload.original()
                 self._unload_all_but([])
             else:
@@ -201,9 +203,7 @@ class FreeFlow:
         self.retention.settle()
 
     def _unload_all_but(self, keep: list[Any]) -> None:
-        for entry in entries():
-            if entry not in keep and hasattr(entry.model, "unload_there"):
-                entry.model.unload_there()  # its weights are on another machine
+        _unload_there([entry for entry in entries() if entry not in keep])
         unload_all_but(keep)
         model_management.reset_cast_buffers()
 
@@ -424,3 +424,10 @@ def _check(name: str, kept: Iterable[Noted]) -> None:
     for reference, model, number in kept:
         if reference() is None or number not in there:
             log.error("[MultiGPU] %s: %s (id %d) should have stayed loaded but is gone", name, model, number)
+
+
+def _unload_there(leaving: Sequence[Any]) -> None:
+    """Unload those of the models whose weights are on another machine."""
+    for entry in leaving:
+        if hasattr(entry.model, "unload_there"):
+            entry.model.unload_there()

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from typing import Any
 
-import torch
 from comfy import model_management
 
 from ...errors import MultiGPUError, NotSendable, RemoteDeviceLost, RemoteError
 from ...remote.codec import pack, unpack
 from ...remote.link import Link, Message
 from ...remote.names import RemoteDevice
-from .operations import OPERATIONS
-from .service import GONE, KEPT
+from .kept import Sending, Sent
+from .operations import LIKE_NOISE, OPERATIONS
+from .service import GONE
 
 log = logging.getLogger("multigpu")
 
@@ -31,10 +30,6 @@ MEMORY_SECONDS = 0.5
 shown."""
 OWN_THREADS = "multigpu-"
 """How the names of our threads begin. Only the thread that runs the prompt looks for interruptions, and computes."""
-WORTH_KEEPING = 4096
-"""Tensors with at least so many bytes are sent once and then referred to."""
-MOST_KEPT = 64
-"""How many tensors of one component the worker keeps; the one that was not used for longest goes first."""
 
 
 def in_own_thread() -> bool:
@@ -100,16 +95,15 @@ class RemoteComponent:
         self._substitute: Any = None
         self._lost: tuple[str, str, str] | None = None
         """The node, the call and the problem when it was found to be lost, which is for good."""
-        self._kept: OrderedDict[int, tuple[Any, torch.Tensor]] = OrderedDict()
-        self._number = 0
+        self._sent = Sent()
         self._asked: Future[Any] | None = None
         self._memory: dict[str, Any] | None = None
         weakref.finalize(self, line.later, "drop", handle=self._handle).atexit = False
 
-    def call(self, method: str, *, once: Any = None, **given: Any) -> Any:
+    def call(self, method: str, *, once: str = "", **given: Any) -> Any:
         """What one of `OPERATIONS` makes of these values there; here, with a warning, if the machine is lost.
 
-        With `once`, a key, large tensors of `named` are sent only if they differ from those sent before for that key.
+        Large tensors of the dict that `once` names are sent only if they were not sent before (`kept`).
         Raises `RemoteDeviceLost` without fall back, and in threads of ours, because nothing is computed in them.
         """
         if self._lost is None:
@@ -151,31 +145,15 @@ class RemoteComponent:
         self._asked = None
         return self._memory
 
-    def _there(self, method: str, once: Any, given: dict[str, Any]) -> Any:
-        if once is None:
+    def _there(self, method: str, once: str, given: dict[str, Any]) -> Any:
+        if not once:
             return self._line.call(method, self.name, handle=self._handle, **given)["value"]
-        new: dict[int, torch.Tensor] = {}
-        named = {key: self._sent(value, (once, key), new) for key, value in given["named"].items()}
-        forget = [self._kept.popitem(last=False)[0] for _ in range(len(self._kept) - MOST_KEPT)]
+        sending = Sending(self._sent)
+        short = {key: value if key in LIKE_NOISE else sending.short(value) for key, value in given[once].items()}
+        kept = {"new": sending.new, "converted": sending.converted, "forget": self._sent.surplus(sending.used)}
         try:
-            sent = {**given, "named": named, "keep": new, "forget": forget}
-            answer = self._line.call(method, self.name, handle=self._handle, **sent)
+            answer = self._line.call(method, self.name, handle=self._handle, kept=kept, **{**given, once: short})
         except BaseException:
-            self._kept.clear()  # it is not known what has arrived
+            self._sent.forget()  # it is not known what has arrived
             raise
-        return answer["value"]
-
-    def _sent(self, value: Any, key: Any, new: dict[int, torch.Tensor]) -> Any:
-        """The value with large tensors replaced by their numbers. Those that the worker does not have are in `new`."""
-        if isinstance(value, torch.Tensor) and value.nbytes >= WORTH_KEEPING:
-            for number, (known, tensor) in self._kept.items():
-                if known == key and tensor.dtype is value.dtype and torch.equal(tensor, value):
-                    self._kept.move_to_end(number)
-                    return {KEPT: number}
-            self._number += 1
-            self._kept[self._number] = key, value.detach().clone()
-            new[self._number] = value
-            return {KEPT: self._number}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._sent(item, key, new) for item in value)
-        return value
+        return sending.whole(answer["value"])

@@ -206,8 +206,7 @@ class RemoteDiffusionModel(Stub):
         options.pop("callbacks", None)
         options["uuids"] = [str(each) for each in options.get("uuids", ())]
         named = {key: value for key, value in named.items() if key != "transformer_options"}
-        key = tuple(options["uuids"])
-        result = self.remote.call("denoise", once=key, positional=[*positional], options=options, named=named)
+        result = self.remote.call("denoise", once="named", positional=[*positional], options=options, named=named)
         return _on(result, positional[0].device)
 
 
@@ -222,7 +221,7 @@ class RemoteModel(BaseModel):
         own: Any = self
         device = given["device"]
         given = {name: value for name, value in given.items() if name not in NOT_SENT}
-        found = own.remote.call("conditions", given=given)
+        found = own.remote.call("conditions", once="given", given=given)
         self.free_there = found["free"]
         return {
             name: class_of((module, cls), CONDRegular)(_moved(cond, device))

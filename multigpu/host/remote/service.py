@@ -19,14 +19,13 @@ from ..components import find_component
 from .describe import describe
 from .file_facts import files_here
 from .graphs import GraphRunner
+from .kept import Keeping, short
 from .operations import OPERATIONS, unload
 from .versions import versions
 
 if TYPE_CHECKING:
     from ...runtime import Runtime
 
-KEPT = "kept by the worker"
-"""The key of what stands for a tensor that was sent before: its number."""
 GONE = "gone"
 """The key of an answer about a handle that this worker does not have: it was started again since."""
 
@@ -38,17 +37,7 @@ class Held:
         """`caller` is whom the handle was given to."""
         self.component = component
         self.caller = caller
-        self.tensors: dict[int, torch.Tensor] = {}
-
-    def whole(self, value: Any) -> Any:
-        """A value with the tensors that it refers to."""
-        if isinstance(value, dict):
-            if KEPT in value:
-                return self.tensors[value[KEPT]]
-            return {key: self.whole(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.whole(item) for item in value)
-        return value
+        self.kept = Keeping()
 
 
 class Service:
@@ -112,9 +101,7 @@ class Service:
         self._held[handle] = Held(value, caller)
         return {"handle": handle, **told}
 
-    def _operate(
-        self, method: str, handle: str, keep: dict[int, Any] | None = None, forget: Any = (), **given: Any
-    ) -> Any:
+    def _operate(self, method: str, handle: str, kept: dict[str, Any] | None = None, **given: Any) -> Any:
         held = self._held.get(handle)
         if held is None:
             return {GONE: handle}
@@ -123,10 +110,11 @@ class Service:
             return {}
         if method not in OPERATIONS:
             raise RemoteError(f"there is no call {method!r}")
-        held.tensors.update(keep or {})
-        for number in forget:
-            held.tensors.pop(number, None)
-        return {"value": OPERATIONS[method](held.component, **held.whole(given))}
+        if kept:
+            held.kept.take(**kept)
+        named: dict[int, list[int]] = {}
+        whole = held.kept.whole(given, named)
+        return {"value": short(OPERATIONS[method](held.component, **whole), named)}
 
     def _drop(self, handle: str) -> dict[str, Any]:
         """Forget a handle. When the last one goes, the host's cache is emptied, so that its models are freed."""

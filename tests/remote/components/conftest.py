@@ -43,10 +43,15 @@ def tree() -> Path:
     return Places.here().host_tree(HOST.version)
 
 
+def own_files(folder: Path) -> Path:
+    """The tiny models in a folder of a machine's own. A file there may be replaced, but not written into."""
+    return Path(shutil.copytree(models.folder(Places.here()), folder / "models", copy_function=os.link))
+
+
 @pytest.fixture(scope="session")
 def node_b(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipeWorker]:
     folder = tmp_path_factory.mktemp("node-b")
-    worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here()), HOST))
+    worker = PipeWorker(folder, tree, arguments(folder / "base", own_files(folder), HOST))
     yield worker
     worker.close()
 
@@ -55,8 +60,7 @@ def node_b(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pip
 def studio(tree: Path, node_b: PipeWorker, tmp_path_factory: pytest.TempPathFactory) -> Studio:
     """This process as the machine where the user sits, with model files of its own."""
     base = tmp_path_factory.mktemp("here")
-    own = base / "models"
-    shutil.copytree(models.folder(Places.here()), own, copy_function=os.link)
+    own = own_files(base)
     os.environ["MULTIGPU_RAY"] = "127.0.0.1:9"
     from multigpu.host.remote.boot import boot
 
@@ -65,7 +69,7 @@ def studio(tree: Path, node_b: PipeWorker, tmp_path_factory: pytest.TempPathFact
     cluster.links["node-b"] = PipeLink("node-b", node_b, loaded("host.remote.client").stop_if_interrupted)
     remote = sys.modules["comfyui_multigpu"].current().remote
     remote._cluster = cluster
-    return Studio(service, remote, cluster, own)
+    return Studio(service, remote, cluster, own, node_b.log.with_name("models"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

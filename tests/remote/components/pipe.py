@@ -11,9 +11,12 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from devtools.places import Places
+from multigpu.remote.codec import unpack
 from multigpu.remote.link import Message
 
 
@@ -35,15 +38,37 @@ def receive(connection: Connection) -> tuple[dict[str, Any], Message]:
     return head, Message(header, [connection.recv_bytes() for _ in range(head["count"])])
 
 
+class Call(NamedTuple):
+    """A method, and the bytes of what was sent and of what came back."""
+
+    method: str
+    there: int
+    back: int
+    beside_tensors: int
+    """Those that are not a tensor's, in the larger of the two messages."""
+
+
+def beside_tensors(message: Message) -> int:
+    return message.size - tensor_bytes(unpack(message))
+
+
+def tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return tensor_bytes([*value.values()])
+    return sum(map(tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
 class PipeLink:
-    """A `Link` to a worker process. `calls` are the methods and sizes of everything that was sent and came back."""
+    """A `Link` to a worker process. `calls` is everything that was sent and came back."""
 
     def __init__(self, node: str, worker: PipeWorker, check: Callable[[], object]) -> None:
         """`check` is called while a call waits; when it raises, the worker is told to stop and the call raises that."""
         self.node = node
         self.check = check
         self.worker = worker
-        self.calls: list[tuple[str, int, int]] = []
+        self.calls: list[Call] = []
         self._lock = threading.Lock()
 
     def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
@@ -60,7 +85,8 @@ class PipeLink:
             raise interrupted
         if "problem" in head:
             raise loaded("errors").RemoteError(f"ray://{self.node}, {method}: {head['problem']}")
-        self.calls.append((method, message.size, answer.size))
+        beside = max(map(beside_tensors, (message, answer)))
+        self.calls.append(Call(method, message.size, answer.size, beside))
         return answer
 
     def _wait(self) -> BaseException | None:

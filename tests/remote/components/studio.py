@@ -23,11 +23,13 @@ def without_save(workflow: Workflow) -> Workflow:
 class Studio:
     """This process as the machine where the user sits. `cluster` has the links to the others."""
 
-    def __init__(self, service: Any, remote: Any, cluster: Any, models: Path) -> None:
+    def __init__(self, service: Any, remote: Any, cluster: Any, models: Path, elsewhere: Path) -> None:
+        """`models` are this machine's files, `elsewhere` those of node-b."""
         self.service = service
         self.remote = remote
         self.cluster = cluster
         self.models = models
+        self.elsewhere = elsewhere
 
     @property
     def link(self) -> PipeLink:
@@ -47,7 +49,7 @@ class Studio:
 
     def methods(self) -> list[str]:
         """What was asked of the other machine since the last call."""
-        asked = [method for method, _, _ in self.link.calls]
+        asked = [call.method for call in self.link.calls]
         self.link.calls.clear()
         return asked
 

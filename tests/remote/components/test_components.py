@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.host import file_opens
 from tests.host.workflows import flux, node, placed, sd15, wan
 from tests.remote.comfyui import NODE_B
 from tests.remote.components.conftest import HOST
+from tests.remote.components.pipe import loaded
 from tests.remote.components.studio import Studio, without_save
 
 
@@ -100,6 +102,7 @@ def test_pixels_equal_those_of_a_local_component(studio: Studio, case: str) -> N
     expected = studio.draw(local)
     studio.methods()
     assert torch.equal(studio.draw(remote()), expected)
+    small(studio)
     assert method in studio.methods()
 
 
@@ -118,6 +121,12 @@ def test_the_versions_that_are_compared_are_those_of_what_runs(studio: Studio) -
     assert "ray" not in sys.modules
 
 
+def small(studio: Studio) -> None:
+    """All calls since `methods` were at most their tensors and 4 KiB, there and back."""
+    assert studio.link.calls
+    assert {call.method: call.beside_tensors for call in studio.link.calls if call.beside_tensors > 4096} == {}
+
+
 def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
     """Encodes what it has decoded and decodes that, both in tiles."""
     tiles = {"tile_size": 128, "overlap": 32, "temporal_size": 64, "temporal_overlap": 8}
@@ -131,11 +140,13 @@ def tiled(workflow: Workflow, vae: list[Any]) -> Workflow:
 def test_a_remote_vae_encodes_and_works_in_tiles(studio: Studio, make: Any) -> None:
     local = tiled(make(size=160), ["vae", 0])
     remote = placed(local, "vae", compute_device=NODE_B)
+    studio.methods()
     for output in ("whole", "encode"):
         one, other = (studio.run(without_save(each), [output, 0])["samples"] for each in (local, remote))
         assert torch.equal(one, other)
     one, other = (studio.run(without_save(each), ["tiled", 0]) for each in (local, remote))
     assert torch.equal(one, other)
+    small(studio)
 
 
 def test_a_second_run_computes_nothing_and_a_change_upstream_does(studio: Studio) -> None:
@@ -158,15 +169,36 @@ def test_this_machine_opens_no_file_of_a_remote_component(studio: Studio) -> Non
         assert set(opened.take()) == {"vae/toy_taef1.safetensors"}
 
 
-def test_conditioning_is_sent_once(studio: Studio) -> None:
-    """Steps after the first send the latents and a few bytes, not the text's encoding again."""
-    studio.methods()
-    studio.draw(placed(flux(seed=5, steps=4), "model", compute_device=NODE_B))
-    sent = [there for method, there, _ in studio.link.calls if method == "denoise"]
-    latents = 16 * 8 * 8 * 4
-    assert len(sent) == 4
-    assert sent[0] > 77 * 4096 * 4
-    assert max(sent[1:]) < latents + 4096
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [flux, sd15])
+def test_conditioning_is_sent_once(studio: Studio, make: Any, dtype: torch.dtype) -> None:
+    """By the call that asks what the model makes of it, or by none if the model has had it before.
+
+    Steps refer to it, also where the host has put two texts into one batch, or has converted them for the model.
+    """
+    from nodes import common_ksampler
+
+    part = ["model", 0] if make is flux else ["checkpoint", 0]
+    workflow = without_save(placed(make(), "model", behind=part, compute_device=NODE_B))
+    model, text, latent = (studio.run(workflow, [name, 0]) for name in ("place_model", "positive", "latent"))
+    noise = torch.rand_like(text[0][0])
+    positive, negative = ([[(text[0][0] + part * noise).to(dtype), text[0][1]]] for part in (1, 2))
+
+    def sample(seed: int) -> list[Any]:
+        """The calls of a prompt."""
+        studio.methods()
+        with torch.inference_mode():
+            common_ksampler(model, seed, 4, 1.0 if make is flux else 4.0, "euler", "simple", positive, negative, latent)
+        return [*studio.link.calls]
+
+    pooled = text[0][1]["pooled_output"]
+    most = 2 * latent["samples"].nbytes + (0 if pooled is None else pooled.nbytes) + 4096
+    first = sample(5)
+    texts = [call.there for call in first if call.method == "conditions"]
+    assert len(texts) == 2 and all(positive[0][0].nbytes < there < positive[0][0].nbytes + most for there in texts)
+    assert all(call.back < most for call in first)
+    assert [call.there < most for call in first if call.method == "denoise"] == [True] * 4
+    assert all(call.there < most for call in sample(6))
 
 
 def test_handles_are_living_proxies(studio: Studio) -> None:
@@ -243,14 +275,58 @@ def test_what_cannot_be_done_is_refused_with_the_reason(studio: Studio, case: st
         studio.draw(workflow())
 
 
-def test_a_file_of_another_size_is_refused(studio: Studio) -> None:
-    other = studio.models / "vae" / "other.safetensors"
-    other.write_bytes((studio.models / "vae" / "toy_taef1.safetensors").read_bytes())
+def _own_file(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    """A file that only this machine has."""
+    folder = studio.models / "vae"
+    (folder / "other.safetensors").write_bytes((folder / "toy_taef1.safetensors").read_bytes())
+
+
+def _longer_file(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    (studio.models / "vae" / "other.safetensors").write_bytes(b"x" * 1001)
+    (studio.elsewhere / "vae" / "other.safetensors").write_bytes(b"x" * 1000)
+
+
+def _other_version(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    client = loaded("host.remote.client")
+    told = client.versions
+    patch.setattr(client, "versions", lambda runtime: {**told(runtime), "ComfyUI": "0.29.9"})
+
+
+def _own_node(studio: Studio, patch: pytest.MonkeyPatch) -> None:
+    """A node that only this machine has, in the place of the loader."""
+    import nodes
+
+    class Own(nodes.NODE_CLASS_MAPPINGS["VAELoader"]):  # type: ignore[misc]
+        pass
+
+    patch.setitem(nodes.NODE_CLASS_MAPPINGS, "VAELoader only here", Own)
+
+
+MISMATCHES = {
+    "a file that is not there": (_own_file, "other", r"has no vae/other.safetensors \(.* on this machine\); copy it"),
+    "a file of another size": (
+        _longer_file, "other", "vae/other.safetensors has 1000 bytes on ray://node-b and 1001 on this machine",
+    ),
+    "another version": (_other_version, "toy_taef1", "ComfyUI is {version} on ray://node-b and 0.29.9 on this machine"),
+    "a node that is not there": (_own_node, "toy_taef1", "the node VAELoader only here is not on ray://node-b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+def test_a_machine_that_is_not_like_this_one_is_refused(
+    studio: Studio, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, file, words = MISMATCHES[case]
+    studio.forget()
+    make(studio, monkeypatch)
     workflow = placed(flux(), "vae", compute_device=NODE_B)
-    workflow["vae"]["inputs"]["vae_name"] = "other.safetensors"
-    with pytest.raises(Exception, match=r"ray://node-b has no vae/other.safetensors .*this machine"):
+    workflow["vae"] = node("VAELoader only here" if make is _own_node else "VAELoader", vae_name=f"{file}.safetensors")
+    refused = rf"ray://node-b is not like this machine: .*{words.replace('{version}', re.escape(HOST.version))}"
+    with pytest.raises(Exception, match=refused):
         studio.draw(workflow)
-    other.unlink()
+    assert set(studio.methods()) <= {"memory", "drop", "facts"}, "nothing was built"
+    for folder in (studio.models, studio.elsewhere):
+        (folder / "vae" / "other.safetensors").unlink(missing_ok=True)
 
 
 def test_local_placement_still_works(studio: Studio) -> None:

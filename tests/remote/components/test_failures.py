@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from devtools import models
-from devtools.places import Places
 from multigpu.remote.codec import pack
 from multigpu.remote.link import Message
 from multigpu.units import GIB
 from tests.host.workflows import flux, node, placed
 from tests.remote.comfyui import NODE_B, arguments
-from tests.remote.components.conftest import HOST
+from tests.remote.components.conftest import HOST, own_files
 from tests.remote.components.pipe import PipeLink, PipeWorker
 from tests.remote.components.studio import Studio, without_save
 
 NODE_C = "ray://node-c/cpu"
+VAE = "vae/toy_taef1.safetensors"
 
 
 class Dying(PipeLink):
@@ -38,12 +37,17 @@ class Dying(PipeLink):
 
 @pytest.fixture(scope="module")
 def node_c(studio: Studio, tree: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Starts the machine node-c, again and again."""
+    """Starts the machine node-c, again and again. One of its files has another header than elsewhere."""
     started: list[PipeWorker] = []
 
     def start(dies_at: str = "") -> PipeWorker:
         folder = tmp_path_factory.mktemp("node-c")
-        worker = PipeWorker(folder, tree, arguments(folder / "base", models.folder(Places.here()), HOST))
+        files = own_files(folder)
+        vae = bytearray((files / VAE).read_bytes())
+        vae[20] ^= 1
+        (files / VAE).unlink()
+        (files / VAE).write_bytes(vae)
+        worker = PipeWorker(folder, tree, arguments(folder / "base", files, HOST))
         started.append(worker)
         link = Dying("node-c", worker, studio.link.check)
         link.dies_at = dies_at
@@ -65,6 +69,19 @@ def test_a_lost_machine_is_named_and_the_next_prompt_builds_again(studio: Studio
         studio.draw(workflow)
     node_c()
     assert torch.equal(studio.draw(workflow), studio.draw(flux()))
+
+
+def test_a_file_with_another_header_than_on_another_machine_is_refused(studio: Studio, node_c: Any) -> None:
+    """Of the same size, so that this machine, which opens no file, cannot see it."""
+    if "node-c" not in studio.cluster.links:
+        node_c()
+    studio.forget()
+    studio.draw(placed(flux(), "vae", compute_device=NODE_B))
+    words = (
+        rf"ray://node-c is not like ray://node-b: {VAE} has another header on ray://node-c \(\w+\) than on ray://node-b"
+    )
+    with pytest.raises(Exception, match=words):
+        studio.draw(placed(flux(), "vae", compute_device=NODE_C))
     studio.cluster.links["node-c"].worker.process.kill()
 
 
@@ -98,7 +115,7 @@ def test_an_interruption_reaches_the_other_machine(studio: Studio) -> None:
     thread = threading.Thread(target=run)
     studio.methods()
     thread.start()
-    while not any(method == "denoise" for method, _, _ in studio.link.calls):
+    while not any(call.method == "denoise" for call in studio.link.calls):
         time.sleep(0.01)
     interrupt_current_processing(True)
     thread.join(60)
@@ -117,6 +134,12 @@ def test_a_free_unloads_there_unless_it_is_kept(studio: Studio) -> None:
     studio.draw(workflow)
     studio.free()
     assert studio.memory() is None or studio.memory()["loaded_bytes"] == 0
+    workflow["place_model"]["inputs"]["keep_loaded"] = "default"
+    studio.draw(workflow)
+    assert studio.memory()["loaded_bytes"] > 0
+    studio.methods()
+    studio.free()
+    assert studio.methods().count("unload") == 1
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("default", False), ("keep", True)])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 import uuid
+import zlib
 from typing import Any
 
 import pytest
@@ -70,13 +72,17 @@ def test_what_is_sent_comes_back(value: Any) -> None:
 @given(VALUES, st.data())
 def test_a_changed_message_is_refused_or_a_value(value: Any, data: st.DataObject) -> None:
     """Headers and buffers with bytes changed, cut or added: never another exception, never more memory."""
-    message = pack(value)
+    message = pack([value, "longer" * 200] if data.draw(st.booleans()) else value)
     header = bytearray(message.header)
+    if data.draw(st.booleans()):  # change what is compressed, or what was made of it
+        header = bytearray(codec._whole(bytes(header)))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(header)))
         header[place : place + data.draw(st.integers(0, 3))] = data.draw(
             st.binary(max_size=2) | st.sampled_from([b"[", b"]", b"{", b'"', b"9", b"1e999", b"-", b"tensor", b"NaN"])
         )
+    if data.draw(st.booleans()):
+        header = bytearray(zlib.compress(header))
     buffers = [bytes(buffer) for buffer in message.buffers]
     if buffers and data.draw(st.booleans()):
         buffers.pop(data.draw(st.integers(0, len(buffers) - 1)))
@@ -87,8 +93,11 @@ def test_a_changed_message_is_refused_or_a_value(value: Any, data: st.DataObject
     assert same(unpack(pack(result)), result)
 
 
+NOISE = st.binary(max_size=60) | st.binary(max_size=60).map(lambda end: zlib.compress(b"1")[:2] + end)
+
+
 @settings(max_examples=200)
-@given(st.binary(max_size=60), st.lists(st.binary(max_size=9), max_size=2))
+@given(NOISE, st.lists(st.binary(max_size=9), max_size=2))
 def test_noise_is_refused_or_a_value(header: bytes, buffers: list[bytes]) -> None:
     try:
         unpack(Message(header, buffers))
@@ -121,6 +130,10 @@ LIES = {
     "NaN": ("NaN", []),
     "an unknown float": ('{"float":"many"}', []),
     "not ASCII": ("\xff", []),
+    "compressed, but short": (zlib.compress(b"[]").decode("latin-1"), []),
+    "compressed, but cut": (zlib.compress(json.dumps([*range(2000)]).encode())[:-1].decode("latin-1"), []),
+    "compressed, and then more": ((zlib.compress(json.dumps([*range(2000)]).encode()) + b"1").decode("latin-1"), []),
+    "compressed twice": (zlib.compress(zlib.compress(b"1" * 2000).ljust(2000)).decode("latin-1"), []),
 }
 
 
@@ -189,8 +202,30 @@ def test_memory_is_shared_when_sending_and_owned_when_receiving() -> None:
     assert received[0] == 0
 
 
+def test_a_small_message_cannot_take_much_memory() -> None:
+    """A hundred megabytes of nothing are compressed to a hundredth: only what is allowed is expanded."""
+    message = Message(zlib.compress(b" " * 100_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteError, match="is not whole or has not the length"):
+            unpack(message)
+        assert tracemalloc.get_traced_memory()[1] < 3 * codec.COMPRESSED.stop
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("count", [codec.COMPRESSED.start, codec.COMPRESSED.stop - 1, codec.COMPRESSED.stop])
+def test_headers_are_compressed_from_one_length_to_another(count: int) -> None:
+    text = "x" * (count - 2)
+    message = pack(text)
+    assert (len(message.header) < count) is (count in codec.COMPRESSED)
+    assert unpack(message) == text
+
+
 def test_the_header_stays_small() -> None:
-    """Bytes per call are at most the tensors and 4 KB."""
+    """Bytes per call are at most the tensors and 4 KB, with the tokens of a text of a thousand words, too."""
+    tokens = {"t5xxl": [[(number * 7919 % 32000, 1.0) for number in range(1000)]]}
+    assert len(pack(tokens).header) < 4096
     value = {"handle": "h1", "x": torch.zeros(1, 16, 64, 64), "c": {"y": torch.zeros(1, 768), "sigmas": [1.0] * 20}}
     assert len(pack(value).header) < 400
     json.loads(pack(value).header)
