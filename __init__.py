@@ -8,6 +8,10 @@ if __package__:
     else:
         from .multigpu.entry import comfy_entrypoint, web_directory
 
-        WEB_DIRECTORY = web_directory()
-
         __all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]
+
+        def __getattr__(name):
+            """`WEB_DIRECTORY` is looked up by ComfyUI only: what it depends on is not found out by an import."""
+            if name == "WEB_DIRECTORY":
+                return web_directory()
+            raise AttributeError(name)

@@ -50,6 +50,9 @@ def part(pack: ModuleType, name: str) -> ModuleType:
 
 def test_a_copy_that_has_started_is_found_by_the_next_one(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
     first, second = load("multigpu"), load("multigpu-main")
+    assert part(second, "entry").first_copy() is None, "an import starts nothing"
+    part(first, "runtime").current()
+    assert second.WEB_DIRECTORY is None
     assert part(second, "entry").first_copy() == tmp_path / "multigpu"
     assert part(first, "entry").first_copy() is None
 
