@@ -150,17 +150,22 @@ def design(request: pytest.FixtureRequest) -> str:
 def page(browser: Any, server: Server, design: str) -> Iterator[Any]:
     """ComfyUI's frontend, ready to open a workflow, once for each design of nodes. All tests share it."""
     context = browser.new_context(viewport={"width": 1600, "height": 900})
-    opened = context.new_page()
+    page = context.new_page()
     ours: list[str] = []
-    opened.on("console", lambda said: ours.extend(our_message(said)))
-    opened.on("pageerror", lambda error: ours.append(str(error)))
-    opened.goto(server.client.address, wait_until="domcontentloaded", timeout=120_000)
-    opened.wait_for_function("window.app && window.app.graph && window.app.vueAppReady !== false", timeout=120_000)
-    opened.wait_for_function("Object.keys(window.LiteGraph.registered_node_types).length > 100", timeout=120_000)
-    opened.evaluate(CHOOSE, DESIGNS[design])
-    yield opened
+    page.on("console", lambda said: ours.extend(our_message(said)))
+    page.on("pageerror", lambda error: ours.append(str(error)))
+    opened(page, server)
+    page.evaluate(CHOOSE, DESIGNS[design])
+    yield page
     context.close()
     assert ours == [], "errors and warnings of ours in the browser's console"
+
+
+def opened(page: Any, server: Server) -> None:
+    """Open the frontend in a page, and wait until a workflow can be loaded."""
+    page.goto(server.client.address, wait_until="domcontentloaded", timeout=120_000)
+    page.wait_for_function("window.app && window.app.graph && window.app.vueAppReady !== false", timeout=120_000)
+    page.wait_for_function("Object.keys(window.LiteGraph.registered_node_types).length > 100", timeout=120_000)
 
 
 def our_message(said: Any) -> list[str]:
