@@ -79,7 +79,7 @@ class Relay:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Answer]] = {}
         self._lock = threading.Lock()
-        command = [sys.executable, "-c", RUN.format(module="relay")]
+        command = [sys.executable, "-c", RUN.format(module="relay"), str(self._folder)]
         path = self._folder / "relay.log"
         with path.open("wb") as log:
             self._said = path.open("rb")  # can be read when its folder has been deleted, too
@@ -94,7 +94,7 @@ class Relay:
         self._reader = threading.Thread(target=self._read, name="multigpu-relay", daemon=True)
         self._reader.start()
         try:
-            self.about = self.ask({"do": "start", "folder": str(self._folder), **start}).result(limit)[0]
+            self.about = self.ask({"do": "start", **start}).result(limit)[0]
         except NoAnswerYet:
             self.close()
             raise ClusterUnavailable(

@@ -7,7 +7,7 @@ Each request is answered with the same number. Requests say what to `do`:
 
 | do | and | answer |
 |---|---|---|
-| start | `head`, `own` address, `folder`, `head_here`; of a worker `name` and `made` | when connected |
+| start | `head`, `own` address, `head_here`; of a worker `name` and `made` | when connected |
 | nodes | | `nodes`: name, state, devices |
 | call | `node`, `method`, parts | the service's parts |
 | ping | `node` | when it has answered |
@@ -68,7 +68,7 @@ def main() -> None:
     incoming, outgoing = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
     os.dup2(2, 1)  # what Ray prints goes to the log, not into the pipe
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    relay = Relay(frames.Writer(outgoing))
+    relay = Relay(frames.Writer(outgoing), Path(sys.argv[1]))
     with suppress(KeyboardInterrupt):
         while (frame := frames.read(incoming)) is not None:
             relay.take(*frame)
@@ -79,11 +79,12 @@ def main() -> None:
 class Relay:
     """The requests of one parent."""
 
-    def __init__(self, answers: frames.Writer) -> None:
+    def __init__(self, answers: frames.Writer, folder: Path) -> None:
+        """The folder is deleted at the end."""
         self._answers = answers
+        self._folder = folder
         self._threads = ThreadPoolExecutor(AT_ONCE)
         self._node: RayNode | None = None
-        self._folder: Path | None = None
         self._own = ""
         """The id of that node. Workers drop what was made for it when it has ended."""
         self._actors: dict[str, Any] = {}
@@ -92,8 +93,6 @@ class Relay:
 
     def take(self, number: int, about: dict[str, Any], parts: list[bytearray]) -> None:
         """Answer in another thread. An interrupt is passed on at once, and not answered."""
-        if about["do"] == "start":
-            self._folder = Path(about["folder"])
         if about["do"] == "interrupt":
             with suppress(Exception):  # the call that it concerns says what is wrong
                 self._actor(about["node"]).interrupt.remote()
@@ -103,8 +102,7 @@ class Relay:
     def stop(self) -> None:
         if self._node is not None:
             self._node.stop()
-        if self._folder is not None:  # there may be no node yet that would delete it
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)  # there may be no node yet that would delete it
 
     def _end_with(self, node: RayNode) -> None:
         """Without its node this process could only wait."""
@@ -137,14 +135,14 @@ class Relay:
         with suppress(OSError, ValueError):  # the parent is gone, and so is soon this process
             self._answers.write(number, answer, sent)
 
-    def _start(self, head: str, own: str, folder: str, head_here: bool, name: str, made: list[Any],
+    def _start(self, head: str, own: str, head_here: bool, name: str, made: list[Any],
                parts: list[bytearray]) -> Sending:  # fmt: skip
         if not head_here:
             check_head(head)
         resources = json.dumps({RESOURCE + name: 1} if name else {})
         new = ["--head", f"--port={head.rpartition(':')[2]}", "--include-dashboard=false"]
         options = new if head_here else [f"--address={head}"]
-        self._node = RayNode(Path(folder), [*options, f"--node-ip-address={own}", f"--resources={resources}"])
+        self._node = RayNode(self._folder, [*options, f"--node-ip-address={own}", f"--resources={resources}"])
         threading.Thread(target=self._end_with, args=(self._node,), daemon=True).start()
         import ray
 
