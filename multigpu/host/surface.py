@@ -132,7 +132,7 @@ SURFACE: tuple[Symbol, ...] = (
     *_members(_PATCHER, "ModelPatcher", _P, "an attribute of every patcher",
               "model", "load_device", "offload_device", "size", "patches", "patches_uuid", "backup",
               "object_patches_backup", "weight_wrapper_patches", "force_cast_weights", "attachments", "callbacks",
-              "hook_backup", "hook_patches", "forced_hooks", "cached_patcher_init"),
+              "hook_backup", "hook_patches", "injections", "forced_hooks", "cached_patcher_init"),
     *_members(_PATCHER, "ModelPatcher", _P, "set on the model: what is loaded",
               "model.device", "model.current_weight_patches_uuid", "model.lowvram_patch_counter",
               "model.model_loaded_weight_memory", "model.model_lowvram", "model.model_offload_buffer_memory"),

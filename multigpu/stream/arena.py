@@ -142,6 +142,7 @@ class Arena:
             if int(error) != 0:
                 log.warning("[MultiGPU] the driver did not pin %d bytes of RAM (%s): copies are slower", count, error)
                 self._refused = True
+                _forget_error(compute)
                 return False
             segment.registered = True
         return True
@@ -158,6 +159,13 @@ class Arena:
                 _cudart().cudaHostUnregister(segment.data.data_ptr())
                 segment.registered = False
         self.segments = [segment for segment in self.segments if segment in segments]
+
+
+def _forget_error(compute: torch.device) -> None:
+    """CUDA keeps the error of a refused call, and torch raises it after the thread's next kernel: run one."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=compute)
+        torch.cuda.synchronize(compute)
 
 
 def _cudart() -> Any:

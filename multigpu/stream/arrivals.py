@@ -8,7 +8,7 @@ who uses one    waits for its own bytes only, so that the first step runs while 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from .file_reader import FileReader, is_worth_it
 from .homes import HomedBlock, Laid, fill, move_tensor, moved, own_tensors, settle_in
 from .lanes import Event, device_module
 from .pages import Page
+from .threads import Threads
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +45,11 @@ class Arrivals:
     def __init__(self, compute: torch.device) -> None:
         self._compute = compute
         self._reader: FileReader | None = None
-        self._pinning: ThreadPoolExecutor | None = None
+        self._pinning: Threads | None = None
         self._coming: dict[str, Coming] = {}
         self._jobs: list[tuple[Coming, Page, torch.Tensor]] = []
-        self.failed = False
-        """Whether a block could not come."""
+        self.failed: set[str] = set()
+        """The blocks that could not come."""
 
     def __contains__(self, block: str) -> bool:
         return block in self._coming
@@ -103,18 +104,17 @@ class Arrivals:
 
         All memory was taken before: that would take longer while threads fill and pin it.
         """
-        if self._jobs and self._reader is None:
-            self._reader = FileReader(self._compute)
-            self._pinning = ThreadPoolExecutor(1, "multigpu-pin")
         for coming, page, memory in self._jobs:
-            assert self._reader is not None
+            if self._reader is None:
+                self._reader = FileReader(self._compute)
             coming.pages.append(page)
             coming.parts += self._reader.read(page, memory)
         self._jobs.clear()
         for arena, segment in ((its, segment) for its in arenas for segment in its.segments):
             inside = [its for its in self._coming.values() if its.room is not None and its.room.segment is segment]
             if inside and not segment.registered:
-                assert self._pinning is not None
+                if self._pinning is None:
+                    self._pinning = Threads(1, "multigpu-pin")
                 parts = [part for coming in inside for part in coming.parts]
                 pinned: Future[Event] = self._pinning.submit(_pin, arena, segment, self._compute, parts)
                 for coming in inside:
@@ -130,14 +130,15 @@ class Arrivals:
 
         Raises HostError if the file cannot be read, or has changed since it was loaded.
         """
-        coming, self.failed = self._coming[block], True
+        coming = self._coming[block]
+        self.failed.add(block)
         try:
             events = [part.result() for part in coming.parts]
         except OSError as error:
             raise HostError(f"{block} could not be read from its model file: {error}") from None
         for page in coming.pages:
             page.check(block)
-        self.failed = False
+        self.failed.discard(block)
         module = device_module(self._compute)
         for event in filter(None, events):
             if coming.room is None:
@@ -153,7 +154,7 @@ class Arrivals:
         if self._reader is not None:
             self._reader.close()
         if self._pinning is not None:
-            self._pinning.shutdown()
+            self._pinning.close()
         self._reader = self._pinning = None
         self._coming.clear()
         self._jobs.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -20,6 +20,7 @@ import torch
 from . import file_reader
 from .lanes import Arrival, Event, Lane, device_module, wait_for
 from .pages import Page
+from .threads import Threads
 
 AHEAD = 2
 """Buffers for each reading thread."""
@@ -99,7 +100,7 @@ class FileLane:
     def __init__(self, compute: torch.device) -> None:
         self._module = device_module(compute)
         self._stream = self._module.Stream(device=compute, priority=-1)
-        self._pool = ThreadPoolExecutor(file_reader.THREADS, "multigpu-stream")
+        self._pool = Threads(file_reader.THREADS, "multigpu-stream")
         self._part = PART
         self._buffers = deque(_Buffer(PART) for _ in range(AHEAD * file_reader.THREADS))
         self._reading: deque[tuple[_Copy, _Buffer, int, int, Future[None]]] = deque()
@@ -126,7 +127,7 @@ class FileLane:
         self.synchronize()
         self._copies.put(None)
         self._thread.join()
-        self._pool.shutdown()
+        self._pool.close()
         self._buffers.clear()
 
     # -- on the lane's own thread -----------------------------------------------------------------------------------

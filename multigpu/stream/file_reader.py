@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..devices.torch_devices import device_of
 from .arena import Arena
 from .lanes import Event, device_module
 from .pages import Page
+from .threads import Threads
 
 THREADS = min(12, os.cpu_count() or 1)
 PART = 16 << 20
@@ -36,7 +37,7 @@ class FileReader:
 
     def __init__(self, compute: torch.device) -> None:
         self._compute = compute
-        self._pool = ThreadPoolExecutor(THREADS, "multigpu-read")
+        self._pool = Threads(THREADS, "multigpu-read")
         self._streams: dict[torch.device, Any] = {}
         self._staging: Arena | None = None
         self._buffers: SimpleQueue[tuple[torch.Tensor, Event]] = SimpleQueue()
@@ -66,7 +67,7 @@ class FileReader:
 
     def close(self) -> None:
         """Read nothing more, and wait for what is under way."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.close()
         for stream in self._streams.values():
             stream.synchronize()
         if self._staging is not None:

@@ -79,7 +79,7 @@ class FirstUses:
     @property
     def failed(self) -> bool:
         """Whether a block could not come."""
-        return self._arrivals.failed
+        return bool(self._arrivals.failed)
 
     def is_there(self, block: str) -> bool:
         """Whether a block away from the compute device can be copied from its home without waiting."""
@@ -190,6 +190,7 @@ class FirstUses:
             self.has_patches(block)
         del self._hooks[block]
         hook.remove()
+        self.look()
 
     def _unhook(self) -> None:
         for _, hook in self._hooks.values():

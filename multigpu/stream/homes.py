@@ -115,7 +115,8 @@ class HomedBlock:
             memory.copy_(source, non_blocking=True)
 
     def is_home(self) -> bool:
-        return all(tensor.is_home() for tensor in self.tensors)
+        """Not before it has tensors: none are put into a room that was only reserved."""
+        return bool(self.tensors) and all(tensor.is_home() for tensor in self.tensors)
 
     def write(self, name: str, tensor: torch.Tensor) -> bool:
         """Overwrite one tensor in place. Returns False, and changes nothing, if the new one needs another layout.

@@ -38,6 +38,8 @@ RAM = torch.device("cpu")
 OUTGOING = 256 << 20
 """So many bytes may be on their way from the compute device to their homes; memory there is free when they are over."""
 
+UNUSED = 512 << 20
+"""So many bytes of RAM in segments may be lost to blocks that have left, so that the others need not move."""
 
 Modules = Mapping[str, torch.nn.Module]
 """The modules that hold tensors themselves, by block name."""
@@ -81,7 +83,7 @@ class Residence:
         self._out = None if moves_away else self._out
         away = {p.block: torch_device(p.home) for p in plan.placements if p.home != plan.compute}
         left = self._homed
-        self._homed = _in_full_segments(
+        self._homed = _staying(
             {name: block for name, block in left.items() if away.get(name) == block.device and block.is_home()}
         )
         for block in self._homed:
@@ -411,17 +413,21 @@ def _vacate(left: dict[str, HomedBlock], name: str) -> None:
         block.vacate()
 
 
-def _in_full_segments(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:
-    """The blocks that may stay where they are; those in a segment that others have left move out, to give it back."""
+def _staying(blocks: dict[str, HomedBlock]) -> dict[str, HomedBlock]:
+    """The blocks that stay where they are: all, unless others have left more than `UNUSED` in their segments.
+
+    Then those in the emptiest segments move out, to give these back.
+    """
     used: Counter[Segment] = Counter()
     for block in blocks.values():
         if block.room.segment is not None:
             used[block.room.segment] += block.room.size
-    return {
-        name: block
-        for name, block in blocks.items()
-        if (segment := block.room.segment) is None or used[segment] == segment.data.numel()
-    }
+    kept, room = set[Segment](), UNUSED
+    for segment in sorted(used, key=lambda its: its.data.numel() - used[its]):
+        room -= segment.data.numel() - used[segment]
+        if room >= 0:
+            kept.add(segment)
+    return {name: block for name, block in blocks.items() if (its := block.room.segment) is None or its in kept}
 
 
 def move(module: torch.nn.Module, device: torch.device) -> None:

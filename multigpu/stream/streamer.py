@@ -126,6 +126,7 @@ class Streamer:
         self._may_retain_more = True
         self._in_pass: dict[int, None] = {}
         self._released: list[tuple[Extent, Event]] = []
+        self._copied_here: Event = None
         self._active: _Active | None = None
         self._handles: list[Any] = []
 
@@ -176,6 +177,8 @@ class Streamer:
         self._recover()
         for lane in self._lanes.values():
             lane.synchronize()
+        if self._copied_here is not None:
+            self._copied_here.synchronize()
         self._drop(len(self._ahead))
         if self.hoisting is not None:
             self.hoisting.forget()
@@ -288,16 +291,25 @@ class Streamer:
             return
         staged = self._take(index)
         if staged is None:
-            self._active = self._bring_unstaged(block)
+            self._bring_unstaged(block)
             return
-        self._active = _Active(block, staged)
-        if self._device is not None:
-            wait_for(self._device.current_stream(self.compute), staged.ready)
-        check(staged.ready)
-        self._give(block, staged.memory, staged.extent.start)
+        try:
+            if self._device is not None:
+                wait_for(self._device.current_stream(self.compute), staged.ready)
+            check(staged.ready)
+            tensors = self._tensors(block, staged.memory, staged.extent.start)
+        except BaseException:
+            self._let_go(staged)
+            if block.awaits:  # some of its weights at home may have their patches, and what is staged has not
+                self.quiesce()
+            raise
+        self._give(block, staged, tensors)
 
-    def _give(self, block: HomedBlock, memory: Segment, start: int) -> None:
-        """Give the module its tensors on the compute device, with the patches that are due."""
+    def _tensors(self, block: HomedBlock, memory: Segment, start: int) -> dict[str, torch.Tensor]:
+        """A block's tensors on the compute device, with the patches that are due.
+
+        Computing patches may need memory, and retained blocks be given back for it. So no block is active meanwhile.
+        """
         tensors = {tensor.name: tensor.over(memory, start) for tensor in block.tensors}
         if self._due is not None and (block.awaits or block.pages):
             patched = self._due.passing(block.name, tensors)
@@ -309,6 +321,11 @@ class Streamer:
                 self._due.has_patches(block.name)
             else:
                 tensors.update(patched)
+        return tensors
+
+    def _give(self, block: HomedBlock, staged: _Staged | None, tensors: dict[str, torch.Tensor]) -> None:
+        """Give the module these tensors for one forward."""
+        self._active = _Active(block, staged)
         for tensor in block.tensors:
             tensor.slots[tensor.name] = tensors[tensor.name]
 
@@ -330,9 +347,11 @@ class Streamer:
         active, self._active = self._active, None
         for tensor in active.block.tensors:
             tensor.slots[tensor.name] = tensor.home
-        staged = active.staged
-        if staged is None:
-            return
+        if active.staged is not None:
+            self._let_go(active.staged)
+
+    def _let_go(self, staged: _Staged) -> None:
+        """The use of a staged copy is over, as soon as the device is through with it."""
         if self.poison and staged.pending == 1 and not staged.retained:
             self._ring.data[staged.extent.start : staged.extent.end].fill_(0xFF)
         if self._device is not None:
@@ -444,22 +463,20 @@ class Streamer:
         block = self.blocks[index]
         if index not in self._aside:
             self._aside[index] = self._copy_here(block)
-        self._active = self._use_here(block, self._aside[index])
+        self._give(block, None, self._tensors(block, self._aside[index], 0))
 
-    def _bring_unstaged(self, block: HomedBlock) -> _Active:
+    def _bring_unstaged(self, block: HomedBlock) -> None:
         """Copy a block that has no room in the ring on the compute stream itself, into memory of its own."""
         self.counters.unstaged += 1
-        return self._use_here(block, self._copy_here(block))
+        self._give(block, None, self._tensors(block, self._copy_here(block), 0))
 
     def _copy_here(self, block: HomedBlock) -> Segment:
         bytes_here = Segment(allocate(block.size, self.compute))
         if block.written is not None and self._device is not None:
             wait_for(self._device.current_stream(self.compute), block.written)
         block.copy_into(bytes_here.data)
+        if self._device is not None:
+            self._copied_here = self._device.Event()
+            self._copied_here.record(self._device.current_stream(self.compute))
         self.counters.copied_bytes += block.size
         return bytes_here
-
-    def _use_here(self, block: HomedBlock, bytes_here: Segment) -> _Active:
-        active = self._active = _Active(block, None)
-        self._give(block, bytes_here, 0)
-        return active

@@ -23,6 +23,7 @@ class ModelPatcher:
     wrappers: dict[str, dict[str, list[Callable[..., Any]]]]
     hook_backup: dict[str, Any]
     hook_patches: dict[Any, dict[str, Any]]
+    injections: dict[str, Any]
     forced_hooks: Any
     cached_patcher_init: Any
     model_options: dict[str, Any]

@@ -137,7 +137,7 @@ def small_parts() -> Iterator[None]:
     """The tiny models' weights are read as large ones are: in many parts, by several threads."""
     from multigpu.stream import file_lane, file_reader
 
-    small = {"THREADS": 3, "PART": 10_240, "WORTH_IT": 1024}
+    small = {"THREADS": 3, "PART": 10_240, "WORTH_IT": 65_536}
     with mock.patch.multiple(file_reader, **small), mock.patch.object(file_lane, "PART", 200_000):
         yield
 

@@ -129,6 +129,10 @@ def test_the_cuda_runtime_registers(sim):
     arena = torch.zeros(MiB, dtype=torch.uint8)
     assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 1) == 0
     assert arena.is_pinned()
+    assert runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 1) == 712
+    with pytest.raises(RuntimeError, match="CUDA error 712 of an earlier call"):
+        torch.zeros(1, device=sim.device(0))
+    torch.zeros(1, device=sim.device(0))
     assert runtime.cudaHostUnregister(arena.data_ptr()) == 0
     assert not arena.is_pinned()
 

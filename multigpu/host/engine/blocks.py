@@ -68,7 +68,7 @@ def wanted_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> to
 def late_dtype(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> torch.dtype | None:
     """The data type in which a weight is used, if it has another one of 16 bits, and so as many bytes; else None.
 
-    Such a weight can stay as it is in its file until it is used: see `ModelState.cast_resident`.
+    Such a weight can stay as it is in its file until it is used: see `FilePages.cast`.
     """
     wanted: torch.dtype | None = getattr(module, f"{name}_comfy_model_dtype", None)
     return wanted if is_plain(tensor) and {wanted, tensor.dtype} == _SIXTEEN_BITS else None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...devices.torch_devices import device_of
 from ...stream.homes import moved
 from ...stream.layout import is_plain
 from ...stream.originals import FileOriginal
@@ -127,6 +128,21 @@ class FilePages:
         for name in _weights(self._modules[block]):
             if join(block, name) in self._expected:
                 self.copied(join(block, name))
+
+    def cast(self, block: str, compute: torch.device) -> None:
+        """Cast the weights of a block that have come to stay on the compute device to the type in which they are used.
+
+        Those elsewhere keep the type that they have in the file: the host's own code casts them at each use.
+        """
+        slots = self._modules[block]._parameters
+        for name in _weights(self._modules[block]):
+            weight: Any = slots[name]
+            wanted = late_dtype(self._modules[block], name, weight) if device_of(weight) == compute else None
+            if wanted is not None and not in_file(weight):
+                with torch.inference_mode(False), torch.no_grad():
+                    cast = weight.detach().view(wanted)  # in the same memory: what has filled it may still be queued
+                    cast.copy_(weight.detach().to(wanted))
+                    slots[name] = moved(weight, cast)  # type: ignore[assignment]
 
     def written(self, key: str) -> None:
         """The present weight gets other contents."""

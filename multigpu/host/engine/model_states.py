@@ -17,8 +17,8 @@ from ...stream.homes import moved
 from ...stream.originals import CarriedOriginal, FileOriginal, Original
 from ...stream.residence import RAM, Residence, move
 from ..loaded_models import entries, hand_over, take_out
-from .blocks import join, late_dtype, modules_of, split
-from .file_pages import FilePages, blocks_in_pages, in_file
+from .blocks import join, modules_of, split
+from .file_pages import FilePages, blocks_in_pages
 from .measured_steps import MeasuredSteps
 
 ATTACHMENT = "multigpu.placement"
@@ -160,21 +160,6 @@ class ModelState:
         block, name = split(key)
         return CarriedOriginal(weakref.ref(self.modules[block]), name, attributes, patches)
 
-    def cast_resident(self, block: str) -> None:
-        """Cast the weights of a block that has come to the compute device to the type in which they are used.
-
-        Those of other blocks keep the type that they have in the file: the host's own code casts them at each use.
-        """
-        module = self.modules[block]
-        for name, weight in [] if self.residence.is_homed(block) else [*module._parameters.items()]:
-            wanted = None if weight is None or in_file(weight) else late_dtype(module, name, weight)
-            if wanted is not None:
-                assert weight is not None
-                with torch.inference_mode(False), torch.no_grad():
-                    cast = weight.detach().view(wanted)  # in the same memory: what has filled it may still be queued
-                    cast.copy_(weight.detach().to(wanted))
-                    module._parameters[name] = moved(weight, cast)  # type: ignore[assignment]
-
     def rewrite(self, key: str, tensor: torch.Tensor, *, ours: bool = True) -> None:
         block, name = split(key)
         self.pages.written(key)
@@ -212,7 +197,7 @@ class ModelState:
                     self.put(key, moved(self.weight(key), weight))
                 else:
                     self.rewrite(key, weight, ours=False)
-                    self.cast_resident(split(key)[0])
+                    self.pages.cast(split(key)[0], self.residence.compute)
                     if page is not None:
                         self.pages.copied(key)
         else:

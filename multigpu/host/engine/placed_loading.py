@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from math import inf
 from typing import Any
 
@@ -142,7 +141,9 @@ class PlacedLoading(PlacedPatching):
                 plan = self._place(placed, state, plan, lambda count: None)
                 if state.loaded.patches_uuid == self.patches_uuid:
                     self._bake(state)  # what was to get its patches later still is
-                self._tell_host(state, plan, state.loaded)
+                    self._tell_host(state, plan, state.loaded)
+                else:
+                    self._tell_host(state, plan, Loaded(None))
                 state.residence.due.look()
         return before - self.loaded_size()
 
@@ -167,7 +168,7 @@ class PlacedLoading(PlacedPatching):
                 pages = state.pages
                 state.residence.apply(plan, state.modules, progress, pages.holding, pages.rest, spare)
                 for placement in plan.placements:
-                    state.cast_resident(placement.block)
+                    state.pages.cast(placement.block, self.load_device)
             for placement in plan.placements:
                 if placement.reason not in CALLED and state.residence.due.is_coming(placement.block):
                     state.residence.due.bring(placement.block)
@@ -175,21 +176,21 @@ class PlacedLoading(PlacedPatching):
         return plan
 
     def _come(self, state: ModelState, progress: Progress) -> None:
-        """Say what is done for each block that comes from the model file, and when all have come."""
-        its = weakref.ref(self)
-        state.pages.expect()
+        """Say what is done for each block that comes from the model file, and when all have come.
+
+        This patcher may be gone by then, and another one of the model be in use.
+        """
+        pages, patchers, compute = state.pages, state.patchers, self.load_device
+        pages.expect()
 
         def came(block: str, count: int) -> None:
-            patcher = its()
-            if patcher is not None and patcher.placed is not None:
-                state = patcher.placed.states.of(patcher)
-                state.cast_resident(block)
-                state.pages.came(block)
+            pages.cast(block, compute)
+            pages.came(block)
             progress(count)
 
         def settled() -> None:
-            patcher = its()
-            if patcher is not None and patcher.placed is not None:
+            patcher = next((its for its in patchers if its.placed is not None), None)
+            if patcher is not None:
                 _prove(patcher.model, patcher.placed.states.of(patcher))
             if isinstance(progress, LoadingBar):
                 progress.finish()
@@ -200,7 +201,8 @@ class PlacedLoading(PlacedPatching):
     def _needs_all_at_once(self) -> bool:
         """Whether weights are used in other ways than by the modules' own forward, which shows when they are due."""
         compiled = COMPILED in self.wrappers.get(WrappersMP.APPLY_MODEL, {})
-        return compiled or "diffusion_model" in self.object_patches_backup or bool(self.hook_patches)
+        replaced = any(name.partition(".")[0] == "diffusion_model" for name in self.object_patches_backup)
+        return compiled or replaced or bool(self.injections or self.hook_patches)
 
     def _move_patched_objects(self, device: torch.device) -> None:
         """Move modules that object patches have added, and that are in no plan, to `device`."""

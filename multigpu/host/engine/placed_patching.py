@@ -21,10 +21,11 @@ from comfy.model_patcher import ModelPatcher
 from ...devices.backends import free_bytes
 from ...devices.caches import clear_caches, failed_allocations
 from ...devices.torch_devices import device_id, device_name
-from ...errors import DeviceError
+from ...errors import DeviceError, HostError
 from ...plan import CPU, Reason
-from ...stream.layout import is_plain
+from ...stream.layout import copy_to, is_plain
 from ...stream.originals import CarriedOriginal, FileOriginal, KeptOriginal, ModelFiles, Original, same_patches
+from ...stream.residence import RAM
 from ...units import format_bytes
 from ..model_files import files_of
 from .blocks import join, late_dtype, split
@@ -33,8 +34,11 @@ from .model_states import ModelState
 _Result = TypeVar("_Result")
 Passing = Callable[[str, Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
-CALLED = (Reason.RESIDENT, Reason.LOW_INTENSITY, Reason.STREAMED, Reason.HOISTED, Reason.TINY)
-"""Blocks of which the host's code uses the weights only in their own forward, so that a hook sees their first use."""
+CALLED = (Reason.RESIDENT, Reason.LOW_INTENSITY, Reason.STREAMED, Reason.HOISTED)
+"""Blocks of which the host's code uses the weights only in their own forward, so that a hook sees their first use.
+
+Not tiny ones: some models read the weight of a norm without calling the norm.
+"""
 
 
 class PlacedPatching(ModelPatcher):
@@ -92,22 +96,29 @@ class PlacedPatching(ModelPatcher):
         They are the block's weights from then on, and the host's table says so; but not for a block that rests in the
         file.
         """
-        its = weakref.ref(self)
+        own, uuid = weakref.ref(self), self.patches_uuid
+        patchers = self.placed.states.of(self).patchers
 
         def passing(block: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-            patcher, patched = its(), dict[str, torch.Tensor]()
-            if patcher is None or patcher.placed is None:
-                return patched
-            state = patcher.placed.states.of(patcher)
+            alike = (own(), *(its for its in patchers if its.patches_uuid == uuid))
+            patcher = next((its for its in alike if its is not None and its.placed is not None), None)
+            if patcher is None:
+                raise HostError(
+                    f"{block} was to get its patches (LoRAs) when it is first used, but the model with these patches "
+                    "is gone; run the workflow again"
+                )
+            patched, state = dict[str, torch.Tensor](), patcher.placed.states.of(patcher)
             stays = not state.residence.is_in_file(block)
             for name, tensor in tensors.items():
                 key = join(block, name)
                 if key in patcher.patches and key not in patcher.backup:
-                    original = state.pages.original(key, tuple(patcher.patches[key]))
+                    patches = tuple(patcher.patches[key])
                     patched[name] = patcher.patched_from(state, key, tensor)
                     if stays:
+                        original = state.pages.original(key, patches)
+                        kept = original or KeptOriginal(copy_to(tensor, RAM), patches)  # if the file has changed
                         state.rewrite(key, patched[name])
-                        patcher.backup[key] = original
+                        patcher.backup[key] = kept
             return patched
 
         return passing

@@ -189,7 +189,10 @@ class _CudaRuntime:
         self._native = native
 
     def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
-        return int(self._native.register_host(pointer, size))
+        error = int(self._native.register_host(pointer, size))
+        if error:
+            self._native.leave_error(error)
+        return error
 
     def cudaHostUnregister(self, pointer: int) -> int:
         return int(self._native.unregister_host(pointer))

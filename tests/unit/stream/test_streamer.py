@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from multigpu.stream import arena as arena_module
 from multigpu.stream.arena import PAGE, Arena
 from multigpu.stream.census import bytes_by_device
+from multigpu.stream.first_uses import FirstUses, Told
 from multigpu.stream.homes import HomedBlock, fill, lay_out_block, settle_in
 from multigpu.stream.lanes import open_lane
 from multigpu.stream.streamer import Streamer
@@ -211,3 +212,48 @@ def test_room_is_looked_at_after_a_whole_pass_of_a_run(model: Chain) -> None:
     for count in (2, 3):
         model(X, order)
         assert len(looked) == count
+
+
+def test_patches_that_come_in_part_are_not_mixed_with_what_is_staged(model: Chain) -> None:
+    """The weight has them at home, the bias has not yet, and a copy without any is expected to be used once more."""
+    blocks = homed(model)
+    patched = Chain(6)
+    patched.blocks[0].weight *= 2
+    patched.blocks[0].bias *= 3
+    fails = iter([True])
+
+    class Homes:
+        def homed(self, block: str) -> HomedBlock:
+            return blocks[int(block)]
+
+        def warm_up(self) -> None:
+            pass
+
+        def complete(self) -> None:
+            pass
+
+        def passing(self, block: str, tensors: Any) -> dict[str, torch.Tensor]:
+            done = {}
+            for name, factor in (("weight", 2), ("bias", 3)):
+                at_home = next(each.home for each in blocks[0].tensors if each.name == name)
+                if torch.equal(at_home, getattr(patched.blocks[0], name)):
+                    continue
+                if name == "bias" and next(fails, False):
+                    raise MemoryError
+                done[name] = tensors[name] * factor
+                blocks[0].write(name, done[name])
+            return done
+
+    homes: Any = Homes()
+    homes.told = Told(homes.passing)
+    due = FirstUses(CPU, homes)
+    streamer = Streamer(blocks, CPU, 3 * BLOCK, None, due)
+    streamer.attach()
+    order = [0, 0, 1]
+    for _ in range(3):
+        model(X, order)
+    due.await_patches(["0"], {})
+    with pytest.raises(MemoryError):
+        model(X, order)
+    assert torch.equal(model(X, order), patched(X, order))
+    streamer.close()

@@ -72,6 +72,7 @@ void bind_memory(py::module_& m) {
     Lock lock;
     return unregister_host(reinterpret_cast<void*>(p));
   });
+  m.def("leave_error", [](int error) { left_error = error; });
   m.def("pinned_bytes", [] {
     Lock lock;
     return pinned_bytes();

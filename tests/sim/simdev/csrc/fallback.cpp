@@ -60,6 +60,10 @@ class Call {
     first_ = stack_->size() - schema_.returns().size();
     bool wait = replace_results() || reads_back(schema_.name());
     finish(wait);
+    if (target_ && !is_view_) {  // as torch does after each kernel of CUDA
+      int error = std::exchange(left_error, 0);
+      TORCH_CHECK(!error, "CUDA error ", error, " of an earlier call");
+    }
   }
 
  private:

@@ -157,6 +157,7 @@ void unpin(void* data);
 int register_host(void* data, size_t bytes);  // 0 or the CUDA runtime's error number
 int unregister_host(void* data);
 size_t pinned_bytes();
+inline thread_local int left_error = 0;  // of the last call of the CUDA runtime that failed; the next kernel raises it
 void count_copy(const CopyRecord& record);
 void reset();
 
