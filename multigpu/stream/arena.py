@@ -21,7 +21,7 @@ from .layout import ALIGNMENT
 
 log = logging.getLogger("multigpu")
 
-SEGMENT_BYTES = 512 << 20
+SEGMENT_BYTES = 128 << 20
 PAGE = 4096
 """Segments begin at a page boundary: the driver registers whole pages, and no page twice."""
 

@@ -2,7 +2,7 @@
 
 threads         read the file, in order of execution, into RAM, or through pinned buffers to a device
 one more        pins RAM that has been filled
-who uses one    waits for its own bytes only, so that the first step runs while the next blocks are being read
+who uses one    waits for its own bytes (in RAM: until their segment is pinned) while the next blocks are being read
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class FileReader:
         self._compute = compute
         self._pool = Threads(THREADS, "multigpu-read")
         self._streams: dict[torch.device, Any] = {}
-        self._staging: Arena | None = None
+        self._staging: Future[Arena] | None = None
         self._buffers: SimpleQueue[tuple[torch.Tensor, Event]] = SimpleQueue()
 
     def read(self, page: Page, memory: torch.Tensor) -> list[Future[Event]]:
@@ -56,7 +56,7 @@ class FileReader:
             memory.copy_(page.tensor.detach().view(-1).view(torch.uint8))
             return []
         if self._staging is None:
-            self._make_buffers()
+            self._staging = self._pool.submit(self._make_buffers)
         if device not in self._streams:
             self._streams[device] = module.Stream(device=device)
         stream = self._streams[device]
@@ -70,17 +70,21 @@ class FileReader:
         self._pool.close()
         for stream in self._streams.values():
             stream.synchronize()
-        if self._staging is not None:
-            self._staging.unpin()
+        if self._staging is not None and not self._staging.cancelled() and self._staging.exception() is None:
+            self._staging.result().unpin()
 
-    def _make_buffers(self) -> None:
-        self._staging = Arena(torch.device("cpu"), [PART] * THREADS)
-        for room in [self._staging.room(PART) for _ in range(THREADS)]:
+    def _make_buffers(self) -> Arena:
+        staging = Arena(torch.device("cpu"), [PART] * THREADS)
+        rooms = [staging.room(PART) for _ in range(THREADS)]
+        staging.pin(self._compute)
+        for room in rooms:
             self._buffers.put((room.flat, None))
-        self._staging.pin(self._compute)
+        return staging
 
     def _send(self, page: Page, begin: int, target: torch.Tensor, module: Any, stream: Any) -> Event:
         """Read a part into a buffer, once the last copy from there is done, and copy it to its place on the device."""
+        assert self._staging is not None
+        self._staging.result()  # or what went wrong
         buffer, sent = self._buffers.get()
         try:
             if sent is not None:
