@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -169,37 +168,3 @@ def test_only_auto_without_a_reserve_retains(studio: Studio, monkeypatch: pytest
     for request, fills in asked.items():
         model = placer.place(studio.flux(), Target(None, request))
         assert model.placed.plan.streamed and model.placed.fills is fills
-
-
-@pytest.mark.pages
-def test_they_give_way_to_patches_in_the_middle_of_a_step(
-    studio: Studio, leave: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of a block in the model file, computed each time it passes. The block that runs keeps its weights."""
-    import comfy.utils
-
-    zero = studio.accelerators[0]
-    want = studio.latent(studio.lora(studio.flux(), 0.8), steps=5)
-    studio.unload()
-    placed = studio.place(studio.flux(), f"{zero},20%;disk,*", fills=True)
-    patched = studio.lora(placed, 0.8)
-    real, gave_way = type(patched).patch_weight_to_device, []
-
-    @functools.wraps(real)
-    def scarce(self: Any, key: str, *arguments: Any, **named: Any) -> Any:
-        retained = studio.states.of(self).residence.retained_bytes
-        size = 4 * comfy.utils.get_attr(self.model, key).numel()
-        if not retained or gave_way or size < 1 << 20:
-            return real(self, key, *arguments, **named)
-        gave_way.append(key)
-        studio.world.limit(zero, studio.world.allocated(zero) + 3 * size // 2)
-        try:
-            return real(self, key, *arguments, **named)
-        finally:
-            studio.world.limit(zero, 6 << 30)
-
-    studio.latent(patched, steps=1)
-    leave(sum(block.size for block in streamer(studio, placed).blocks) // 2)
-    monkeypatch.setattr(type(patched), "patch_weight_to_device", scarce)
-    assert torch.equal(studio.latent(patched, steps=5), want)
-    assert gave_way
