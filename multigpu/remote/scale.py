@@ -1,7 +1,7 @@
 """What a component on another machine costs, predicted from two figures of a link: seconds per call, bytes per second.
 
-A call takes the time of the computing there, of the bytes there and back, and of what every call costs. The bytes are
-those of the latents: conditioning is sent once per prompt.
+A call takes the time of the computing there, of the bytes there and back, and of what every call costs. The bytes of a
+step are those of the latents: conditioning, and the noise that comes with it, is sent once per prompt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Road:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of one model at one size of picture: of the latent in a step, of the conditioning once per prompt."""
+    """Bytes of one model at one size of picture: of a latent in a step, of what is sent once per prompt."""
 
     latent: int
     conditioning: int
@@ -43,12 +43,21 @@ def latent_bytes(channels: int, width: int, height: int, frames: int = 1, *, shr
     return channels * (width // shrink) * (height // shrink) * frames * item
 
 
+def sizes(text: int, channels: int, width: int, height: int, frames: int = 1, *, rows: int = 1) -> Sizes:
+    """The host converts latents to 16 bits before it gives them to a model, and texts too, but these were sent before.
+
+    Once per prompt it sends each text, of `text` numbers, and the noise and the empty latent, all in 32 bits.
+    """
+    own = latent_bytes(channels, width, height, frames)
+    return Sizes(own // 2, 4 * text * rows + 2 * own, rows)
+
+
 MODELS = {
-    "Flux 1024 x 1024": Sizes(latent_bytes(16, 1024, 1024), 4 * 4096 * 256),
-    "Qwen-Image 1328 x 1328, cfg": Sizes(latent_bytes(16, 1328, 1328), 2 * 4 * 3584 * 512, rows=2),
-    "Wan 2.1 1280 x 720 x 81, cfg": Sizes(latent_bytes(16, 1280, 720, 21), 2 * 4 * 4096 * 512, rows=2),
+    "Flux 1024 x 1024": sizes(4096 * 256 + 768, 16, 1024, 1024),
+    "Qwen-Image 1328 x 1328, cfg": sizes(3584 * 512, 16, 1328, 1328, rows=2),
+    "Wan 2.1 1280 x 720 x 81, cfg": sizes(4096 * 512, 16, 1280, 720, 21, rows=2),
 }
-"""Sizes in 32-bit numbers, as the host hands latents and conditioning to a model: 81 frames are 21 in Wan's latent."""
+"""81 frames are 21 in Wan's latent."""
 
 
 def step_overhead(sizes: Sizes, road: Road) -> float:
@@ -57,8 +66,8 @@ def step_overhead(sizes: Sizes, road: Road) -> float:
 
 
 def prompt_overhead(sizes: Sizes, road: Road, steps: int) -> float:
-    """Seconds that the sampling of a prompt takes longer: each step, and the conditioning once."""
-    return steps * step_overhead(sizes, road) + road.seconds(sizes.conditioning, 0) - road.call
+    """Seconds that the sampling of a prompt takes longer: each step, and the conditioning once, a call per text."""
+    return steps * step_overhead(sizes, road) + road.seconds(sizes.conditioning, 0) + (sizes.rows - 1) * road.call
 
 
 def fan_out_seconds(pictures: int, workers: int, compute: float, picture_bytes: int, road: Road) -> float:

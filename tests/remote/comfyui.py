@@ -10,7 +10,7 @@ from devtools.client import Workflow
 from devtools.hosts import NEWEST, Frontend, Host
 from devtools.places import Places
 from devtools.server import ServerSpec, prepare_base
-from tests.host.driver import spec_for
+from tests.host.driver import PACK, spec_for
 from tests.host.workflows import flux, placed
 
 NODE_B = "ray://node-b/cpu"
@@ -32,14 +32,19 @@ def arguments(base: Path, models: Path, host: Host = NEWEST, devices: tuple[str,
 
 
 def driver_spec(base: Path, head: str, *, in_file: bool = False) -> ServerSpec:
-    """The ComfyUI where the user sits, which knows the cluster with this head from the environment, or from a file."""
+    """The ComfyUI where the user sits, which knows the cluster with this head from the environment, or from a file.
+
+    It has the pack `tests/packs/one_by_one_pack`, too.
+    """
     environment = {name: os.environ[name] for name in ("RAY_AUTH_TOKEN_PATH", "PYTHONPATH")}
     if in_file:
         folder = base / "user" / "__multigpu"
         folder.mkdir(parents=True)
         (folder / "ray_head").write_text(f"{head}\n")
     environment["MULTIGPU_RAY"] = "" if in_file else head
-    return spec_for(NEWEST, base, Path(sys.executable), environment=environment)
+    root = Places.here().root
+    packs = {PACK: root, "one_by_one": root / "tests" / "packs" / "one_by_one_pack"}
+    return spec_for(NEWEST, base, Path(sys.executable), environment=environment, packs=packs)
 
 
 def remote(seed: int) -> Workflow:

@@ -29,6 +29,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="ray") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
         patch.setenv("TMPDIR", folder)
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("torch")))  # torch leaves a folder
         patch.setattr(tempfile, "tempdir", folder)
         yield path
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from multigpu import __version__
+from multigpu.remote.codec import pack, unpack
 from multigpu.remote.link import Message
 
 
@@ -19,7 +20,10 @@ def start(comfyui: Path, arguments: Sequence[str]) -> Echo:
 
 
 class Echo:
-    """Gives back what it is sent; or its process, an error, nothing until interrupted, or a picture after a while."""
+    """Gives back what it is sent, as bytes or as a value; or something else.
+
+    Which is its process, an error, nothing until it is interrupted, or a picture after a while.
+    """
 
     def __init__(self) -> None:
         self._interrupted = threading.Event()
@@ -34,6 +38,8 @@ class Echo:
             if not self._interrupted.wait(60):
                 raise TimeoutError("nobody interrupted")
             return Message(b"interrupted")
+        if method == "value":
+            return pack(unpack(message))
         if method == "draw":
             self._interrupted.wait(float(message.header))
             return Message(b"", [bytes(3 * 512 * 512 * 4)])

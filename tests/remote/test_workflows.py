@@ -24,7 +24,7 @@ from multigpu.remote.cluster import Cluster
 from multigpu.remote.codec import pack, unpack
 from tests.browser.conftest import TAB, browser
 from tests.host.driver import Driver
-from tests.host.workflows import flux, node, sd15
+from tests.host.workflows import flux, node, placed, sd15
 from tests.remote.comfyui import NODE_B, arguments, driver_spec, remote
 from tests.remote.processes import Descendants, below, until
 
@@ -67,8 +67,26 @@ def comfy(worker: tuple[str, Process], tmp_path_factory: pytest.TempPathFactory)
         yield Driver(server)
 
 
+def rich() -> Workflow:
+    """Flux with a LoRA and another sampling; what it has decoded is encoded and decoded again, in tiles."""
+    workflow = flux(1, lora=0.7, size=160)
+    sizes = {"max_shift": 1.5, "base_shift": 0.7, "width": 512, "height": 512}
+    workflow["sampling"] = node("ModelSamplingFlux", model=["lora", 0], **sizes)
+    workflow["sample"]["inputs"]["model"] = ["sampling", 0]
+    tiles = {"tile_size": 128, "overlap": 32, "temporal_size": 64, "temporal_overlap": 8}
+    workflow["encode"] = node("VAEEncodeTiled", pixels=["decode", 0], vae=["vae", 0], **tiles)
+    workflow["decode_again"] = node("VAEDecodeTiled", samples=["encode", 0], vae=["vae", 0], **tiles)
+    workflow["save"]["inputs"]["images"] = ["decode_again", 0]
+    return workflow
+
+
 def test_the_worker_draws_what_is_drawn_here(comfy: Driver) -> None:
+    """Also with what is before the place nodes, and in tiles."""
     assert comfy.draw(remote(1)) == comfy.draw(flux(1))
+    there = placed(rich(), "model", behind=["sampling", 0], compute_device=NODE_B)
+    for part in ("clip", "vae"):
+        there = placed(there, part, compute_device=NODE_B)
+    assert comfy.draw(there) == comfy.draw(rich())
 
 
 def halves(name: str) -> Workflow:
@@ -76,6 +94,14 @@ def halves(name: str) -> Workflow:
     workflow = sd15(steps=3)
     workflow["copy"] = node("MultiGPUPlaceModel", model=["checkpoint", 0], compute_device=f"ray://{name}/cpu")
     workflow["halves"] = node("MultiGPUCFGHalves", model=["checkpoint", 0], copy=["copy", 0])
+    workflow["sample"]["inputs"]["model"] = ["halves", 0]
+    return workflow
+
+
+def halves_here() -> Workflow:
+    """The same with both halves on this machine, one after the other."""
+    workflow = sd15(steps=3)
+    workflow["halves"] = node("TestOneByOne", model=["checkpoint", 0])
     workflow["sample"]["inputs"]["model"] = ["halves", 0]
     return workflow
 
@@ -90,7 +116,7 @@ def test_three_machines_draw_the_seeds_of_a_fan_out_and_either_has_a_half_of_the
     with worker_command("node-c", worker[0], tmp_path):
         drawn, *halved = (comfy.draw(workflow) for workflow in (fanned, halves("node-b"), halves("node-c")))
     assert drawn == tuple(picture for seed in range(7, 12) for picture in comfy.draw(flux(seed)))
-    assert halved[0] == halved[1]
+    assert halved == 2 * [comfy.draw(halves_here())]
 
 
 def test_a_model_on_another_machine_is_seen_pinned_and_ejected_here(comfy: Driver) -> None:

@@ -18,7 +18,7 @@ from ...remote.codec import pack, unpack
 from ...remote.link import Link, Message
 from ...remote.names import RemoteDevice
 from .kept import Sending, Sent
-from .operations import LIKE_NOISE, OPERATIONS
+from .operations import OPERATIONS
 from .service import GONE
 
 log = logging.getLogger("multigpu")
@@ -149,7 +149,7 @@ class RemoteComponent:
         if not once:
             return self._line.call(method, self.name, handle=self._handle, **given)["value"]
         sending = Sending(self._sent)
-        short = {key: value if key in LIKE_NOISE else sending.short(value) for key, value in given[once].items()}
+        short = {key: sending.short(value) for key, value in given[once].items()}
         kept = {"new": sending.new, "converted": sending.converted, "forget": self._sent.surplus(sending.used)}
         try:
             answer = self._line.call(method, self.name, handle=self._handle, kept=kept, **{**given, once: short})

@@ -18,7 +18,7 @@ KEPT = "kept by the worker"
 WORTH_KEEPING = 4096
 """Tensors, and rows, with at least so many bytes are sent once."""
 MOST_KEPT = 64
-MOST_KEPT_BYTES = 512 * 2**20
+MOST_KEPT_BYTES = 256 * 2**20
 """How many tensors of one component are kept, and bytes; the one that was not used for longest goes first."""
 
 

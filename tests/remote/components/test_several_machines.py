@@ -13,6 +13,7 @@ from devtools.client import Workflow
 from multigpu.remote.codec import pack, unpack
 from multigpu.remote.link import Message
 from tests.host.workflows import flux, node, placed, sd15
+from tests.packs.one_by_one_pack import one_by_one
 from tests.remote.comfyui import NODE_B
 from tests.remote.components.pipe import PipeLink
 from tests.remote.components.studio import Studio, without_save
@@ -24,11 +25,6 @@ def halves(device: str = NODE_B) -> Workflow:
     workflow["halves"] = node("MultiGPUCFGHalves", model=["checkpoint", 0], copy=["place", 0])
     workflow["sample"]["inputs"]["model"] = ["halves", 0]
     return workflow
-
-
-def one_by_one(executor: Any, model: Any, conds: list[Any], *more: Any) -> list[Any]:
-    """Each half as a batch of its own, on this machine."""
-    return [executor(model, [conds[0], None], *more)[0], executor(model, [None, conds[1]], *more)[1]]
 
 
 def test_cfg_halves_equal_the_halves_one_by_one(studio: Studio) -> None:

@@ -34,13 +34,13 @@ def test_roads_in_a_row_take_the_time_of_both() -> None:
 def test_a_step_sends_the_latent_there_and_back_and_the_conditioning_once() -> None:
     sizes = Sizes(1_000_000, 8_000_000, rows=2)
     assert step_overhead(sizes, ROAD) == pytest.approx(0.002 + 0.04)
-    assert prompt_overhead(sizes, ROAD, 10) == pytest.approx(0.42 + 0.08)
+    assert prompt_overhead(sizes, ROAD, 10) == pytest.approx(0.42 + 0.08 + 2 * 0.002), "a call for each text"
 
 
 def test_sizes_of_known_models() -> None:
     assert latent_bytes(16, 1024, 1024) == 16 * 128 * 128 * 4
-    assert MODELS["Flux 1024 x 1024"].latent == 1_048_576
-    assert MODELS["Wan 2.1 1280 x 720 x 81, cfg"].latent == 16 * 160 * 90 * 21 * 4
+    assert MODELS["Flux 1024 x 1024"] == Sizes(524_288, 4_194_304 + 3072 + 2 * 1_048_576)
+    assert MODELS["Wan 2.1 1280 x 720 x 81, cfg"].latent == 16 * 160 * 90 * 21 * 2
     assert GIGABIT == 125e6
 
 
