@@ -39,6 +39,14 @@ def test_it_loads_with_one_line_and_no_warning(untouched: Driver) -> None:
     assert [line for line in log.splitlines() if about_us.search(line)] == []
 
 
+def test_nothing_of_other_machines_is_loaded_unless_a_cluster_is_named(untouched: Driver) -> None:
+    loaded = untouched.client.get("/debug/modules")
+    assert any(name.endswith(".multigpu.runtime") for name in loaded)
+    assert [
+        name for name in loaded if name.partition(".")[0] == "ray" or re.search(r"\.multigpu\.(host\.)?remote", name)
+    ] == []
+
+
 def test_object_info_works(comfy: Driver) -> None:
     info = comfy.client.get("/object_info")
     assert "KSampler" in info

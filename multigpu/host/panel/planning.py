@@ -25,7 +25,6 @@ from ...lifecycle.ledger import Stamp, stamp
 from ...nodes.loader_table import COMPUTE
 from ...nodes.wishes import speaking, wish
 from ...plan import DISK, Block, DeviceId, Plan, Request, disk_budget, make_plan
-from ...remote.names import is_remote, parse_remote
 from ...target import Resolver
 from ...telemetry.bodies import PlanBody, shown
 from ...telemetry.snapshot import plan_rows, step
@@ -80,12 +79,8 @@ class Planning:
         if not is_own({"class_type": wanted.node}):
             raise RequestError(f"{shown(wanted.node)} is none of MultiGPU's nodes; send the id of one")
         values = {**_defaults(nodes.NODE_CLASS_MAPPINGS[wanted.node]), **wanted.inputs}
-        compute = str(values.get(COMPUTE, ""))
-        if self._others and wanted.node.startswith(PLACES) and is_remote(compute):
-            try:
-                return {"plan": None, "elsewhere": parse_remote(compute).node}
-            except InputError as problem:
-                raise RequestError(str(problem), field=COMPUTE) from None
+        if self._others and wanted.node.startswith(PLACES) and (node := _elsewhere(str(values.get(COMPUTE, "")))):
+            return {"plan": None, "elsewhere": node}
         return {"plan": self._plan(wanted, values)}
 
     def _plan(self, wanted: PlanBody, values: dict[str, Any]) -> dict[str, Any] | None:
@@ -164,3 +159,13 @@ def _path(folder: str, name: str) -> str:
     if path is None:
         raise RequestError(f"there is no file {shown(name)} in ComfyUI's model folder {shown(folder)}")
     return str(Path(path))
+
+
+def _elsewhere(compute: str) -> str | None:
+    """The other machine that a compute device is on; None for a device of this one."""
+    from ...remote.names import is_remote, parse_remote
+
+    try:
+        return parse_remote(compute).node if is_remote(compute) else None
+    except InputError as problem:
+        raise RequestError(str(problem), field=COMPUTE) from None

@@ -44,6 +44,10 @@ def add_routes(snapshot: Snapshot) -> None:
     async def idle(_: web.Request) -> web.Response:
         return web.json_response(_worker_waits())
 
+    @routes.get("/debug/modules")
+    async def modules(_: web.Request) -> web.Response:
+        return web.json_response(sorted(sys.modules))
+
     @routes.get("/debug/listening")
     async def listening(_: web.Request) -> web.Response:
         """Whether the pack under test takes snapshots for panels."""
