@@ -30,7 +30,7 @@ def weights_in_pages() -> Iterator[None]:
     from multigpu.host.engine.static_clone import cast_pages
     from multigpu.host.replacements import static_patchers
 
-    plain, load_weights = comfy.utils.load_torch_file, comfy.model_patcher.ModelPatcher.load
+    plain, patch = comfy.utils.load_torch_file, comfy.model_patcher.ModelPatcher.patch_model
 
     def load(path: str, *arguments: Any, return_metadata: bool = False, **named: Any) -> Any:
         if not path.endswith((".safetensors", ".sft")):
@@ -56,15 +56,18 @@ def weights_in_pages() -> Iterator[None]:
             tensors[name] = tensor.reshape(entry["shape"])
         return (tensors, metadata) if return_metadata else tensors
 
-    def cast_and_load(self: Any, *arguments: Any, **named: Any) -> Any:
-        cast_pages(self.model)  # DynamicVRAM casts weights at each use
-        return load_weights(self, *arguments, **named)
+    def patch_model(self: Any, device_to: Any = None, lowvram_model_memory: Any = 0, load_weights: Any = True,
+                    force_patch_weights: Any = False) -> Any:  # fmt: skip
+        """With the host's parameters, which our list of its symbols has. DynamicVRAM casts weights at each use."""
+        if getattr(self, "placed", None) is None:
+            cast_pages(self.model)
+        return patch(self, device_to, lowvram_model_memory, load_weights, force_patch_weights)
 
     comfy.utils.load_torch_file = load
-    comfy.model_patcher.ModelPatcher.load = cast_and_load
+    comfy.model_patcher.ModelPatcher.patch_model = patch_model
     try:
         with static_patchers(in_pages=True):
             yield
     finally:
         comfy.utils.load_torch_file = plain
-        comfy.model_patcher.ModelPatcher.load = load_weights
+        comfy.model_patcher.ModelPatcher.patch_model = patch

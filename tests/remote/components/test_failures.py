@@ -150,6 +150,8 @@ def test_free_memory_unloads_there_unless_it_is_kept(studio: Studio, keep: str, 
     workflow["decode"]["inputs"]["samples"] = ["free", 0]
     studio.draw(workflow)
     assert (studio.memory()["loaded_bytes"] > 0) == stays
+    workflow["place_model"]["inputs"]["keep_loaded"] = "default"  # for the tests that follow
+    studio.draw(workflow)
 
 
 def test_the_memory_report_names_the_other_machine(studio: Studio) -> None:
