@@ -14,6 +14,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,14 @@ class Workshop:
         return self._saved[recipe]
 
 
+class Stumble(Exception):
+    """What a block raises."""
+
+
+def _stumble(*_: Any) -> None:
+    raise Stumble
+
+
 class EngineMachine(RuleBasedStateMachine):
     items = Bundle("items")
 
@@ -163,6 +172,13 @@ class EngineMachine(RuleBasedStateMachine):
             return self._new(one.patcher, one.recipe)
         return self._new(merged, ("merge", one.recipe, two.recipe, 0.5))
 
+    @rule(target=items, item=consumes(items))
+    def succeed(self, item: Item) -> Item:
+        """A clone with the same patches takes the place of a patcher, as when a node on top of it changes."""
+        clone = self._new(item.patcher.clone(), item.recipe)
+        self.drop(item)
+        return clone
+
     @rule(item=consumes(items))
     def drop(self, item: Item) -> None:
         self.all.remove(item)
@@ -176,6 +192,19 @@ class EngineMachine(RuleBasedStateMachine):
         drawn = self._or_told(item, do=lambda: self.workshop.draw(item.patcher))
         assert drawn is None or torch.equal(drawn, expected), f"{item.recipe} draws something else"
         self._count()
+
+    @rule(item=items, where=st.integers(0, 5))
+    def break_off(self, item: Item, where: int) -> None:
+        """A step that ends with an error in a block. What has not come yet still comes, or stays in the file."""
+        network = item.patcher.model.diffusion_model
+        blocks = [*network.double_blocks, *network.single_blocks]
+        hook = blocks[where % len(blocks)].register_forward_pre_hook(_stumble)
+        try:
+            with suppress(Stumble):
+                self._or_told(item, do=lambda: self.workshop.draw(item.patcher))
+                assert item.patcher.model in self.tampered, "the block did not run"
+        finally:
+            hook.remove()
 
     @rule(one=items, two=items)
     def draw_two(self, one: Item, two: Item) -> None:
@@ -255,6 +284,8 @@ class EngineMachine(RuleBasedStateMachine):
         for entry in memory.current_loaded_models:
             if entry.model is None:  # its patchers are gone; the host removes the entry when it looks at it next
                 continue
+            if self.studio.states.of(entry.model).residence.due.outstanding:
+                return  # memory is taken for what has still to come
             resting = self.studio.proven(entry.model)
             expected.update(resting)
             plan = self.studio.states.of(entry.model).residence.plan
