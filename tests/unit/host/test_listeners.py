@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class World:
         self.sockets: dict[str, Socket] = {}
         self.ticks: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
         self.listeners = Listeners(self.take, self.sockets)
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))  # asyncio keeps its own clock
         monkeypatch.setattr(module, "_pause", self.pause)
 
     def take(self) -> Snapshot:
