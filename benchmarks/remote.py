@@ -177,10 +177,11 @@ def compared(
     data = os.urandom(size)
     tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if size else torch.empty(0)
     turns = itertools.cycle(links)
+    message = {"handle": "1", "value": tensor}
     times = []
     for _ in range(most if size <= 10 * MB else max(3, most // 4)):
         link = next(turns)
-        over_link = seconds(lambda link=link: unpack(link.call("value", pack({"handle": "1", "value": tensor}))))
+        over_link = seconds(lambda link=link: unpack(link.call("value", pack(message)), take_over=True))
         times.append((over_link, ray(size), seconds(partial(tcp, data))))
     over_link, over_ray, over_tcp = (statistics.median(column) for column in zip(*times, strict=True))
     limit = (2 + 8 * min(size, MB) / MB + 25 * max(0, size - MB) / (10 * MB)) / 1e3

@@ -47,7 +47,7 @@ INTERRUPTED_SECONDS = 5.0
 
 READY, STARTING, LOST = "ready", "starting", "lost"
 
-Answer = tuple[dict[str, Any], list[bytearray]]
+Answer = tuple[dict[str, Any], list[memoryview]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import torch
 
 from ..errors import NotSendable, RemoteError
 from .link import Buffer, Message
+from .memory import room
 
 MOST_DEPTH = 64
 MOST_ITEMS = 1_000_000
@@ -137,8 +138,10 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def unpack(message: Message) -> Any:
+def unpack(message: Message, *, take_over: bool = False) -> Any:
     """The value of a message. Its tensors are in RAM and have memory of their own.
+
+    That may be the memory of the message, which then must be writable and of no use to anybody else: `take_over`.
 
     Raises `RemoteError` for anything that `pack` would not have made; takes memory for the message and, if its header
     is compressed, for as many bytes as `COMPRESSED` allows.
@@ -149,7 +152,7 @@ def unpack(message: Message) -> Any:
         plain = json.loads(_whole(message.header), parse_int=_integer, parse_constant=_constant)
     except (ValueError, RecursionError) as problem:
         raise _invalid(f"its header is not JSON ({problem})") from None
-    unpacking = _Unpacking(iter(message.buffers))
+    unpacking = _Unpacking(iter(message.buffers), take_over)
     value = unpacking.value(plain, 0)
     if next(unpacking.buffers, None) is not None:
         raise _invalid("it has more buffers than its header names")
@@ -171,8 +174,9 @@ def _whole(header: bytes) -> bytes:
 
 
 class _Unpacking:
-    def __init__(self, buffers: Iterator[Buffer]) -> None:
+    def __init__(self, buffers: Iterator[Buffer], take_over: bool) -> None:
         self.buffers = buffers
+        self._take_over = take_over
         self._items = 0
 
     def value(self, plain: Any, depth: int) -> Any:
@@ -223,22 +227,26 @@ class _Unpacking:
         if not whole or sorted(order) != list(range(len(shape))):
             raise _invalid("a tensor has no order of dimensions that there is")
         raw = self._buffer(math.prod(shape) * dtype.itemsize)
-        try:
-            tensor = torch.empty([shape[each] for each in order], dtype=dtype)
-        except RuntimeError:  # no bytes, but larger strides than torch can count
-            raise _invalid(f"no tensor has the shape {shape}") from None
-        if tensor.numel():
-            own = numpy.frombuffer(_bytes_of(tensor), dtype=numpy.uint8)
-            own[:] = numpy.frombuffer(raw, dtype=numpy.uint8)
-            if dtype is torch.bool and own.max() > 1:
+        in_memory = [shape[each] for each in order]
+        if not raw.nbytes:
+            try:
+                tensor = torch.empty(in_memory, dtype=dtype)
+            except RuntimeError:  # larger strides than torch can count
+                raise _invalid(f"no tensor has the shape {shape}") from None
+        else:
+            if not self._take_over:
+                raw, given = room(raw.nbytes), raw
+                raw[:] = given
+            if dtype is torch.bool and numpy.frombuffer(raw, dtype=numpy.uint8).max() > 1:
                 raise _invalid("a tensor of truth values has a byte that is neither 0 nor 1")
+            tensor = torch.frombuffer(raw, dtype=dtype).reshape(in_memory)
         return tensor.permute([order.index(each) for each in range(len(order))])
 
     def _buffer(self, size: int) -> memoryview:
         buffer = next(self.buffers, None)
         if buffer is None:
             raise _invalid("it has fewer buffers than its header names")
-        view = memoryview(buffer)
+        view = memoryview(buffer).cast("B")
         if view.nbytes != size:
             raise _invalid(f"a buffer has {view.nbytes} bytes, but its header says {size}")
         return view

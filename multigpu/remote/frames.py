@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 from .link import Buffer
+from .memory import room
 
 _HEAD = struct.Struct("<QI")
 _MOST_PARTS = 1_000_000
@@ -51,7 +52,7 @@ class Writer:
             left = left[self._pipe.write(left) :]
 
 
-def read(pipe: BinaryIO) -> tuple[int, dict[str, Any], list[bytearray]] | None:
+def read(pipe: BinaryIO) -> tuple[int, dict[str, Any], list[memoryview]] | None:
     """The next frame; None when the other side has closed the pipe, even in the middle of one."""
     head = _exactly(pipe, _HEAD.size)
     if head is None:
@@ -64,12 +65,11 @@ def read(pipe: BinaryIO) -> tuple[int, dict[str, Any], list[bytearray]] | None:
     whole = [part for part in parts if part is not None]
     if len(whole) < count:
         return None
-    return number, json.loads(whole[0]), whole[1:]
+    return number, json.loads(bytes(whole[0])), whole[1:]
 
 
-def _exactly(pipe: BinaryIO, size: int) -> bytearray | None:
-    data = bytearray(size)
-    left = memoryview(data)
+def _exactly(pipe: BinaryIO, size: int) -> memoryview | None:
+    left = data = room(size)
     while left:
         count = pipe.readinto(left)  # type: ignore[attr-defined]
         if not count:

@@ -31,7 +31,7 @@ class Link(Protocol):
         ...
 
     def call(self, method: str, message: Message, *, timeout: float | None = None) -> Message:
-        """The service's answer; its buffers may be read-only and keep the answer's memory.
+        """The service's answer; its buffers are the caller's own, and writable.
 
         Raises `RemoteDeviceLost` when the node is gone or has not answered within `timeout` seconds (None: as long as
         it lives), `RemoteError` with the service's own words when it failed there.

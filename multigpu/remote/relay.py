@@ -91,7 +91,7 @@ class Relay:
         self._worker: Any = None
         """The actor of the worker that was started here; it lives as long as this reference."""
 
-    def take(self, number: int, about: dict[str, Any], parts: list[bytearray]) -> None:
+    def take(self, number: int, about: dict[str, Any], parts: list[memoryview]) -> None:
         """Answer in another thread. An interrupt is passed on at once, and not answered."""
         if about["do"] == "interrupt":
             with suppress(Exception):  # the call that it concerns says what is wrong
@@ -121,7 +121,7 @@ class Relay:
         self.stop()
         os._exit(1)
 
-    def _answer(self, number: int, about: dict[str, Any], parts: list[bytearray]) -> None:
+    def _answer(self, number: int, about: dict[str, Any], parts: list[memoryview]) -> None:
         doing: dict[str, Callable[..., Sending]] = {
             "start": self._start, "nodes": self._nodes, "call": self._call, "ping": self._ping
         }  # fmt: skip
@@ -136,7 +136,7 @@ class Relay:
             self._answers.write(number, answer, sent)
 
     def _start(self, head: str, own: str, head_here: bool, name: str, made: list[Any],
-               parts: list[bytearray]) -> Sending:  # fmt: skip
+               parts: list[memoryview]) -> Sending:  # fmt: skip
         if not head_here:
             check_head(head)
         resources = json.dumps({RESOURCE + name: 1} if name else {})
@@ -154,7 +154,7 @@ class Relay:
             return about, []
         return {}, []
 
-    def _nodes(self, parts: list[bytearray]) -> Sending:
+    def _nodes(self, parts: list[memoryview]) -> Sending:
         import ray
 
         alive: dict[str, bool] = {}
@@ -181,7 +181,7 @@ class Relay:
             pass
         return about
 
-    def _call(self, node: str, method: str, parts: list[bytearray]) -> Sending:
+    def _call(self, node: str, method: str, parts: list[memoryview]) -> Sending:
         import ray
 
         called = self._actor(node).serve.remote(self._own, method, [PickleBuffer(part) for part in parts])
@@ -196,7 +196,7 @@ class Relay:
             raise ConnectionError("the process of its worker has died") from None
         return ({"failed": failed} if failed else {}), [memoryview(part).cast("B") for part in answer]
 
-    def _ping(self, node: str, parts: list[bytearray]) -> Sending:
+    def _ping(self, node: str, parts: list[memoryview]) -> Sending:
         import ray
 
         ray.get(self._actor(node).ping.remote())

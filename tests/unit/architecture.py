@@ -13,8 +13,7 @@ PACKAGE = ROOT / "multigpu"
 DEVTOOLS = ROOT / "devtools"
 
 PURE = ("errors.py", "units.py", "plan/", "lifecycle/", "stream/schedule.py", "stream/ring_ledger.py",
-        "telemetry/", "remote/link.py", "remote/frames.py", "remote/scale.py", "remote/names.py",
-        "remote/facts.py")  # fmt: skip
+        "telemetry/", "remote/link.py", "remote/scale.py", "remote/names.py", "remote/facts.py")  # fmt: skip
 """Files and folders that import the standard library and each other only."""
 
 HOST_MODULES = {

@@ -56,7 +56,7 @@ class Line:
                 "place node"
             ) from None
         try:
-            answer = unpack(self.link.call(method, message))
+            answer = unpack(self.link.call(method, message), take_over=True)
             if isinstance(answer, dict) and GONE in answer:
                 raise RemoteDeviceLost(self.link.node, method, "its worker was started again")
             return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import tracemalloc
@@ -15,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigpu.errors import NotSendable, RemoteError
-from multigpu.remote import codec
+from multigpu.remote import codec, frames
 from multigpu.remote.codec import TYPES, pack, unpack
 from multigpu.remote.link import Message
+from multigpu.remote.memory import ALIGNMENT
 
 
 def same(one: Any, other: Any) -> bool:
@@ -200,6 +202,29 @@ def test_memory_is_shared_when_sending_and_owned_when_receiving() -> None:
     tensor[0] = 1
     assert unpack(message)[0] == 1
     assert received[0] == 0
+
+
+def test_a_message_of_which_nobody_else_has_use_is_not_copied() -> None:
+    message = pack({"a": torch.zeros(4), "b": torch.zeros(2, 2, dtype=torch.bool)})
+    arrived = Message(message.header, [memoryview(bytearray(buffer)) for buffer in message.buffers])
+    received = unpack(arrived, take_over=True)
+    arrived.buffers[0][:] = torch.ones(4).numpy().tobytes()
+    assert received["a"].tolist() == [1, 1, 1, 1]
+    assert not received["b"].any()
+
+
+def test_received_tensors_lie_where_torch_would_put_them() -> None:
+    """Kernels may round differently at other addresses. A message's own memory begins at any of them."""
+    message = pack(torch.rand(1000, dtype=torch.float64))
+    shifted = memoryview(bytearray(8003))[3:]
+    shifted[:] = bytes(message.buffers[0])
+    assert unpack(Message(message.header, [shifted])).data_ptr() % ALIGNMENT == 0
+    frame = io.BytesIO()
+    frames.Writer(frame).write(1, {}, [b"123", shifted])
+    frame.seek(0)
+    number, _, (_, part) = frames.read(frame) or (0, {}, [b"", b""])
+    assert number == 1
+    assert torch.frombuffer(part, dtype=torch.uint8).data_ptr() % ALIGNMENT == 0
 
 
 def test_a_small_message_cannot_take_much_memory() -> None:
