@@ -37,7 +37,7 @@ class Settings:
 
     hoist: bool = True
     """On: layers that see one token are computed ahead for a whole run where that is faster, instead of streamed in
-    every step. Off until it has been measured on a real GPU."""
+    every step. """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Which fields do not have their defaults, and who has set them: ENVIRONMENT or DIALOG."""

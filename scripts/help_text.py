@@ -76,8 +76,9 @@ is made after the connected node has run. The text appears on the node, and is i
 - **RAM** and each device: what all programs use. *Cached by the allocator* is memory that ComfyUI's process has taken
   from the device and does not use.
 - **Loaded models**: for each model the choice of `default`, `keep` or `eject`, where it computes, and the bytes of its
-  weights that were counted on each device. With DynamicVRAM the bytes on `cpu` are those of the model file, which the
-  operating system maps into memory; what is on the device is a copy of some of them.
+  weights that were counted on each device. Bytes on `disk` are in the pages of the model file, which the
+  operating system maps into memory. With DynamicVRAM all weights of an unplaced model are; what is on the device is a
+  copy of some of them.
 - **Held for later prompts**: the number of models that stay in memory even when ComfyUI's cache no longer has them.
 
 The node runs in every prompt, even if nothing has changed, and so do all nodes after it. To avoid that, leave its
@@ -89,7 +90,7 @@ Use it for nodes of other packs that have an input for a device's name.
 """
 
 LOW_PRECISION = """
-Every loader now applies a LoRA once, at full precision, so this node does nothing special any more.
+Does the same as ComfyUI's loader: a model whose weights are spread gets a LoRA at full precision, whatever loads it.
 """
 
 

@@ -16,14 +16,17 @@ from ..units import format_bytes
 log = logging.getLogger("multigpu")
 
 
-def cached_bytes(device: DeviceId) -> int:
-    """Bytes that the device's allocator holds, does not use, and could give back. 0 where it does not tell."""
+def cached_bytes(device: DeviceId) -> int | None:
+    """Bytes that the device's allocator holds, does not use, and could give back.
+
+    None where there is a cache that does not tell; 0 where there is none.
+    """
     module = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return max(0, int(module.driver_allocated_memory()) - int(module.current_allocated_memory()))
     ask = getattr(module, "memory_stats", None)
     if ask is None:
-        return 0
+        return None if hasattr(module, "empty_cache") else 0
     told = ask(device.index)
     reserved, used, split = (
         int(told.get(f"{name}.all.current", 0))
@@ -32,7 +35,7 @@ def cached_bytes(device: DeviceId) -> int:
     return max(0, reserved - used - split)
 
 
-def all_cached(devices: Iterable[DeviceId]) -> dict[DeviceId, int]:
+def all_cached(devices: Iterable[DeviceId]) -> dict[DeviceId, int | None]:
     """The `cached_bytes` of each device."""
     return {device: cached_bytes(device) for device in devices}
 
@@ -45,16 +48,16 @@ def failed_allocations(device: DeviceId) -> int:
 
 
 def clear_caches(devices: Iterable[DeviceId]) -> None:
-    """Empty the allocator caches of the devices that have something in them.
+    """Empty the allocator caches of the devices that have something in them, or do not tell.
 
     Waits for a device before emptying it. A device with nothing cached costs one question.
     """
     for device in devices:
-        if cached_bytes(device):
+        if cached_bytes(device) != 0:
             _empty(device)
 
 
-def log_caches(what: str, before: Mapping[DeviceId, int]) -> dict[DeviceId, int]:
+def log_caches(what: str, before: Mapping[DeviceId, int | None]) -> dict[DeviceId, int]:
     """One line for each device: what its cache had `before`, has now, and gave back; the last of those that had any.
 
     `what` has emptied the caches.
@@ -62,6 +65,9 @@ def log_caches(what: str, before: Mapping[DeviceId, int]) -> dict[DeviceId, int]
     given_back = {}
     for device, cached in before.items():
         after = cached_bytes(device)
+        if cached is None or after is None:
+            log.info("[MultiGPU] %s: cache of %s: emptied; its driver does not tell how much it has held", what, device)
+            continue
         figures = [format_bytes(count) for count in (cached, after, max(0, cached - after))]
         log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", what, device, *figures)
         if cached:

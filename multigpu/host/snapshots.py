@@ -153,5 +153,5 @@ class Snapshots:
 
 
 def _device(device: Device) -> DeviceMemory:
-    free, cached = free_bytes(device.id) or 0, cached_bytes(device.id)
+    free, cached = free_bytes(device.id) or 0, cached_bytes(device.id) or 0
     return DeviceMemory(str(device.id), free, device.total or 0, cached, device.name)

@@ -20,7 +20,7 @@ WHOLE = VirtualVram(0, (CPU,))
 """A request that puts all weights on the compute device."""
 
 ABOUT = "Loads a checkpoint, with a separate device for diffusion model, text encoder and VAE."
-PRECISION_TIP = "Has no effect: a LoRA is always applied once, at full precision, on the compute device."
+PRECISION_TIP = "Has no effect: a model whose weights are spread gets a LoRA at full precision, on the compute device."
 
 
 def checkpoint_nodes(runtime: Runtime) -> list[type[Any]]:

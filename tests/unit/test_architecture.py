@@ -263,6 +263,7 @@ def test_versions_agree() -> None:
     assert settings["tool"]["multigpu"]["requires-torch"] == f">={torch}"
     readme = (rules.ROOT / "README.md").read_text(encoding="utf-8")
     assert f"Python {python} or newer and torch {torch} or newer" in re.sub(r"\s+", " ", readme)
+    assert f"all {len(SURFACE)} host symbols are as expected" in readme
 
 
 def test_the_entry_is_small_and_does_nothing_outside_the_host() -> None:

@@ -92,7 +92,7 @@ class FreeFlow:
         self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that their user has ejected outside of any workflow, until they have left."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
-        self._cached: dict[DeviceId, int] = {}
+        self._cached: dict[DeviceId, int | None] = {}
         """What the caches of the devices had when the last free began."""
 
     # -- on and off -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,6 +82,23 @@ def test_a_mac_is_found_with_its_memory(
     caplog.set_level(logging.INFO, logger="multigpu")
     assert log_caches("free 1", before) == {MPS: 2 * GIB} and emptied == ["mps"]
     assert caplog.messages == ["[MultiGPU] free 1: cache of mps: 2.00 GiB before, 0 B after, 2.00 GiB given back"]
+
+
+def test_a_cache_that_does_not_tell_its_size_is_emptied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    emptied: list[str] = []
+    module = SimpleNamespace(
+        device=lambda index: nullcontext(), synchronize=lambda: None, empty_cache=lambda: emptied.append("xpu")
+    )
+    monkeypatch.setattr(torch, "xpu", module)
+    xpu = DeviceId("xpu", 0)
+    before = all_cached([xpu])
+    clear_caches(before)
+    caplog.set_level(logging.INFO, logger="multigpu")
+    assert log_caches("free 1", before) == {} and emptied == ["xpu"]
+    (line,) = caplog.messages
+    assert line == "[MultiGPU] free 1: cache of xpu:0: emptied; its driver does not tell how much it has held"
 
 
 def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
