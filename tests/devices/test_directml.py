@@ -18,9 +18,11 @@ ZERO, ONE = "directml:0", "directml:1"
 TORCH_ZERO, TORCH_ONE = "privateuseone:0", "privateuseone:1"
 
 
-def spread(seed: int, text: str, compute: str = "default", keep: str = "default") -> Workflow:
+def spread(
+    seed: int, text: str, compute: str = "default", keep: str = "default", lora: float | None = None
+) -> Workflow:
     """The Flux workflow with its model spread, and a Memory Report while that is loaded."""
-    workflow = flux(seed, after="MultiGPUMemoryReport", model=keep)
+    workflow = flux(seed, lora=lora, after="MultiGPUMemoryReport", model=keep)
     widgets = {"compute_device": compute, "mode": "expert", "expert_mode_allocations": text}
     workflow["place_model"]["inputs"] |= widgets
     return workflow
@@ -47,6 +49,15 @@ def test_a_spread_model_draws_the_same(
     assert found[1] == computes and {part.rpartition(" on ")[2] for part in found[2].split(", ")} == homes
     machine.free(**BOTH)
     assert machine.models() == [] and machine.allocated(TORCH_ZERO) == machine.allocated(TORCH_ONE) == 0
+
+
+def test_loras_come_and_go(machine: Machine) -> None:
+    strengths = (0.8, 0.3, None)
+    stock = [machine.draw(flux(seed=43, lora=strength)) for strength in strengths]
+    machine.free(**BOTH)
+    for strength, picture in zip(strengths, stock, strict=True):
+        assert machine.draw(spread(43, "directml:0,30%;directml:1,40%;cpu,*", lora=strength)) == picture
+    assert len(set(stock)) == 3
 
 
 def test_a_kept_model_stays(machine: Machine) -> None:

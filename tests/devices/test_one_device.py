@@ -40,6 +40,17 @@ def test_a_model_half_in_ram_draws_the_same(machine: Machine, compute: str) -> N
     assert machine.models() == [] and machine.allocated(DEVICE) == 0
 
 
+def test_loras_come_and_go_on_a_model_half_in_ram(machine: Machine) -> None:
+    strengths = (0.8, 0.3, None, 0.8)
+    stock = [machine.draw(flux(seed=37, steps=3, lora=strength)) for strength in strengths]
+    machine.free(**BOTH)
+    for strength, picture in zip(strengths, stock, strict=True):
+        source = ["lora" if strength is not None else "model", 0]
+        workflow = placed(flux(seed=37, steps=3, lora=strength), "model", behind=source, **SPREAD)
+        assert machine.draw(workflow) == picture
+    assert len(set(stock)) == 3
+
+
 @linux
 @pytest.mark.parametrize("compute", ["mps", "mps:0"])
 def test_a_model_that_is_placed_on_it_is_not_read_again(machine: Machine, compute: str) -> None:

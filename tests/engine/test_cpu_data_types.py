@@ -20,7 +20,11 @@ FILES = {
     "model": "diffusion_models/toy_flux.safetensors", "clip": "text_encoders/toy_clip_l.safetensors",
     "vae": "vae/toy_taef1.safetensors",
 }  # fmt: skip
-SAVED = {"model": ["float16", "float32"], "clip": ["bfloat16"], "vae": ["float16", "bfloat16"]}
+SAVED = {
+    "model": ["float16", "float32"],
+    "clip": ["bfloat16", "float32", "float8_e4m3fn"],
+    "vae": ["float16", "bfloat16"],
+}
 """Data types of files, beside those of the tiny models (bfloat16, float16, float32), which are tested elsewhere."""
 
 
