@@ -17,16 +17,13 @@ log = logging.getLogger("multigpu")
 
 
 def cached_bytes(device: DeviceId) -> int | None:
-    """Bytes that the device's allocator holds, does not use, and could give back.
-
-    None where there is a cache that does not tell; 0 where there is none.
-    """
+    """Bytes that the device's allocator holds, does not use, and could give back. None where it does not tell."""
     module = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return max(0, int(module.driver_allocated_memory()) - int(module.current_allocated_memory()))
     ask = getattr(module, "memory_stats", None)
     if ask is None:
-        return None if hasattr(module, "empty_cache") else 0
+        return 0 if device.is_cpu else None
     told = ask(device.index)
     reserved, used, split = (
         int(told.get(f"{name}.all.current", 0))
@@ -66,7 +63,8 @@ def log_caches(what: str, before: Mapping[DeviceId, int | None]) -> dict[DeviceI
     for device, cached in before.items():
         after = cached_bytes(device)
         if cached is None or after is None:
-            log.info("[MultiGPU] %s: cache of %s: emptied; its driver does not tell how much it has held", what, device)
+            words = "emptied; its driver does not tell how much it holds" if _can_empty(device) else "cannot be emptied"
+            log.info("[MultiGPU] %s: cache of %s: %s", what, device, words)
             continue
         figures = [format_bytes(count) for count in (cached, after, max(0, cached - after))]
         log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", what, device, *figures)
@@ -75,7 +73,13 @@ def log_caches(what: str, before: Mapping[DeviceId, int | None]) -> dict[DeviceI
     return given_back
 
 
+def _can_empty(device: DeviceId) -> bool:
+    return hasattr(getattr(torch, device.type, None), "empty_cache")
+
+
 def _empty(device: DeviceId) -> None:
+    if not _can_empty(device):
+        return
     module: Any = getattr(torch, device.type)
     if device.type == "mps":
         module.empty_cache()

@@ -125,6 +125,18 @@ def test_a_model_spread_over_devices_stays_and_leaves_whole(machine: Machine) ->
     assert machine.models() == []
 
 
+def test_loras_come_and_go_on_a_model_spread_over_devices(machine: Machine) -> None:
+    strengths = (0.8, 0.3, None, 0.8)
+    stock = [machine.draw(flux(93, lora=strength)) for strength in strengths]
+    machine.free(**BOTH)
+    spread = {"mode": "expert", "expert_mode_allocations": f"{ZERO},30%;{ONE},40%;cpu,30%"}
+    for strength, picture in zip(strengths, stock, strict=True):
+        workflow = flux(93, lora=strength, model="default")
+        workflow["place_model"]["inputs"] |= {"compute_device": ZERO, **spread}
+        assert machine.draw(workflow) == picture
+    assert len(set(stock)) == 3
+
+
 def test_a_kept_model_may_be_moved_to_ram_when_another_needs_the_memory(machine: Machine) -> None:
     """Keep concerns frees. While models are loaded ComfyUI makes room as always; the kept object outlives that."""
     workflow = short(97, model="keep")

@@ -35,6 +35,8 @@ def test_a_model_half_in_ram_draws_the_same(machine: Machine, compute: str) -> N
     assert row["load_device"] == DEVICE
     storages = {device.removesuffix(":0") for device in row["storages"]}
     assert storages == {DEVICE, "cpu"}
+    (told,) = (model for model in machine.client.get("/multigpu/snapshot")["models"] if model["name"] == "Flux")
+    assert told["compute"] == DEVICE and told["homes"].keys() == {DEVICE, "cpu"}
     assert machine.draw(workflow) == stock, "the placed model was loaded already"
     machine.free(**BOTH)
     assert machine.models() == [] and machine.allocated(DEVICE) == 0

@@ -102,6 +102,8 @@ def test_a_mac_has_one_gpu_without_a_number(capsys: pytest.CaptureFixture[str], 
         code, out, err = run(capsys, flux, "--devices", f"{name}=16g@100,cpu=64g@25", f"{name},50%;cpu,50%")
         assert (code, err) == (0, "")
         assert "\nmps (computes)" in out and "request mps,50%;cpu,50%" in out and "mps:0" not in out
+        _, out, _ = run(capsys, flux, "--json", "--devices", f"{name}=16g@100,cpu=64g@25", f"{name},50%;cpu,50%")
+        assert '"mps"' in out and "mps:0" not in out
 
 
 def test_table(capsys: pytest.CaptureFixture[str], flux: str, monkeypatch: pytest.MonkeyPatch) -> None:

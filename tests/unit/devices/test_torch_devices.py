@@ -56,6 +56,11 @@ def test_backends_without_streams_or_a_current_device_work_synchronously(name: s
     assert isinstance(open_lane(device, torch.device("cpu")), SynchronousLane)
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_backends_with_streams_use_them(kind: str) -> None:
+    assert device_module(torch.device(kind, 0)) is getattr(torch, kind)
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["told", "torch before 2.5"])
 def test_a_mac_is_found_with_its_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
@@ -98,10 +103,10 @@ def test_a_cache_that_does_not_tell_its_size_is_emptied(
     caplog.set_level(logging.INFO, logger="multigpu")
     assert log_caches("free 1", before) == {} and emptied == ["xpu"]
     (line,) = caplog.messages
-    assert line == "[MultiGPU] free 1: cache of xpu:0: emptied; its driver does not tell how much it has held"
+    assert line == "[MultiGPU] free 1: cache of xpu:0: emptied; its driver does not tell how much it holds"
 
 
-def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     package = SimpleNamespace(
         is_available=lambda: True, device_count=lambda: 2, device_name=lambda index: f"Card {index}"
     )
@@ -112,7 +117,12 @@ def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch) -> No
         (DIRECTML, "Card 0"),
         (DeviceId("directml", 1), "Card 1"),
     ]
-    assert found[0].total is None and free_bytes(DIRECTML) is None and all_cached([DIRECTML]) == {DIRECTML: 0}
+    assert found[0].total is None and free_bytes(DIRECTML) is None
+    before = all_cached([DIRECTML])
+    clear_caches(before)
+    caplog.set_level(logging.INFO, logger="multigpu")
+    assert log_caches("free 1", before) == {}
+    assert caplog.messages == ["[MultiGPU] free 1: cache of directml:0: cannot be emptied"]
 
 
 def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

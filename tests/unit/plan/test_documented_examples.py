@@ -28,7 +28,8 @@ FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 ALLOCATION = re.compile(
     r"[a-z]+(:\d+)?\s*,\s*(\*|[\d.]+\s*(%|[a-z]*)\*?)(;.*|#.*)?|auto(,.*)?|0?\.\d+|#\w+:?\d*;.*", re.I
 )
-COMMAND = re.compile(r"^\$?\s*(?:python -m )?multigpu plan .*$", re.MULTILINE)
+COMMAND = re.compile(r"^\$?\s*python -m multigpu plan .*$", re.MULTILINE)
+NOT_ON_THE_PATH = re.compile(r"^\$?\s*multigpu .*$", re.MULTILINE)
 
 
 def allocations(page: Path) -> list[str]:
@@ -38,7 +39,7 @@ def allocations(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """`multigpu plan` lines of the page's console blocks."""
+    """`python -m multigpu plan` lines of the page's console blocks."""
     blocks = [
         body for kind, body in FENCE.findall(page.read_text(encoding="utf-8")) if kind in ("console", "bash", "sh")
     ]
@@ -59,6 +60,12 @@ def test_the_reference_is_full_of_examples() -> None:
     assert sum(name == "allocation.md" for name, _ in ALLOCATIONS) >= 20
     assert sum(name == "allocation.md" for name, _ in COMMANDS) >= 4
     assert [name for name, _ in PROGRAMS] == ["planning.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_commands_work_after_a_plain_clone(page: Path) -> None:
+    blocks = (body for _, body in FENCE.findall(page.read_text(encoding="utf-8")))
+    assert [line for block in blocks for line in NOT_ON_THE_PATH.findall(block)] == []
 
 
 @pytest.mark.parametrize(("page", "text"), ALLOCATIONS)
