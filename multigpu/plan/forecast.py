@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from .ring_model import RESIDENT, RingModel
-from .types import Forecast, Plan, Reason, Timing, assumed_speed
+from .types import DeviceId, Forecast, Plan, Reason, Timing, assumed_speed
 
 
 def foreseen(plan: Plan, timing: Timing | None) -> Plan:
@@ -14,22 +14,33 @@ def foreseen(plan: Plan, timing: Timing | None) -> Plan:
     return replace(plan, timing=timing, forecast=None if timing is None else _forecast(plan, timing))
 
 
-def _forecast(plan: Plan, timing: Timing) -> Forecast:
-    """Of a step in which hoisted blocks are not copied: every one but the first of a run."""
+def link_speeds(plan: Plan, timing: Timing) -> dict[DeviceId, float]:
+    """Bytes per second from each home away from the compute device."""
     held = plan.bytes_by_home()
     speeds = {home: speed for home, speed in timing.speeds if held.get(home)}
     for home in held:
         speeds.setdefault(home, assumed_speed(home))
     del speeds[plan.compute]
+    return speeds
+
+
+def step_seconds(plan: Plan, timing: Timing, retained: Container[str] = ()) -> float:
+    """Of a step in which neither hoisted blocks are copied, as in every step but the first of a run, nor `retained`."""
+    speeds = link_speeds(plan, timing)
     link_of = {home: link for link, home in enumerate(speeds)}
-    step = RingModel(plan.ring_bytes, tuple(speeds.values())).step_seconds(
+    return RingModel(plan.ring_bytes, tuple(speeds.values())).step_seconds(
         timing.seconds,
         [placement.bytes for placement in plan.placements],
         [
-            RESIDENT if placement.reason is Reason.HOISTED else link_of.get(placement.home, RESIDENT)
-            for placement in plan.placements
+            RESIDENT if p.reason is Reason.HOISTED or p.block in retained else link_of.get(p.home, RESIDENT)
+            for p in plan.placements
         ],
     )
+
+
+def _forecast(plan: Plan, timing: Timing) -> Forecast:
+    held, speeds = plan.bytes_by_home(), link_speeds(plan, timing)
+    step = step_seconds(plan, timing)
     for placement in plan.hoisted:
         held[placement.home] -= placement.bytes
     links = tuple((home, held[home] / speed) for home, speed in speeds.items())

@@ -91,7 +91,7 @@ def _fastest(
     Stops early at one that takes no longer than `limit`, because no other can be faster.
     """
     best, best_seconds = Assignment([]), float("inf")
-    for selection in _candidates(rest, need):
+    for selection in candidates(rest, need):
         assignment = _assigned(work, donors, selection, hoisted)
         seconds = assignment.seconds(work, ring)
         if seconds < best_seconds * (1.0 - _GAIN):
@@ -126,7 +126,7 @@ def step_limit(work: Work, donors: Donors) -> float:
     return max(sum(work.seconds), *transfers, 0.0)
 
 
-def _candidates(work: Work, need: int) -> Iterator[Selection]:
+def candidates(work: Work, need: int) -> Iterator[Selection]:
     """Each selection once, however many rules make it."""
     spread = (spread_blocks(work, need, keep, by_time) for by_time in BY_TIME for keep in KEEP)
     seen: set[tuple[int, ...]] = set()

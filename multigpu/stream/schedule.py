@@ -8,29 +8,13 @@ to follow now. There is no notion of a pass or a step, so CFG pairs, loops and o
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 _CONTEXT = 16
 """How many earlier uses are compared when a block was seen in several places."""
 
 _PLACES = 4
 """How many places of a block are remembered."""
-
-
-def evenly(sizes: Sequence[int], room: int) -> list[int]:
-    """The numbers of things, of these sizes, that fit into `room` together: taken evenly, then what else fits."""
-    share, due, chosen = room / max(sum(sizes), 1), 0.0, set[int]()
-    for number, size in enumerate(sizes):
-        due += size * share
-        if due >= size / 2 and size <= room:
-            chosen.add(number)
-            room -= size
-            due -= size
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        if number not in chosen and sizes[number] <= room:
-            chosen.add(number)
-            room -= sizes[number]
-    return sorted(chosen)
 
 
 class UsePredictor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -33,7 +33,7 @@ from .homes import HomedBlock
 from .lanes import Event, Lane, check, device_module, open_lane, wait_for
 from .layout import align
 from .ring_ledger import Extent, RingLedger
-from .schedule import UsePredictor, evenly
+from .schedule import UsePredictor
 
 log = logging.getLogger("multigpu")
 
@@ -83,8 +83,14 @@ class _Active:
     staged: _Staged | None
 
 
-Spare = Callable[[], int]
-"""Bytes of the compute device that are free and needed by nobody; below zero: so many that must be given back."""
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Room on the compute device beside what the plan uses, for streamed blocks that stay there."""
+
+    room: Callable[[], int]
+    """Bytes that are free and needed by nobody; below zero: so many that must be given back."""
+    choose: Callable[[Mapping[str, int], int], Collection[str]]
+    """From the bytes of blocks, and those that there are, to the blocks that stay."""
 
 
 class Streamer:
@@ -232,16 +238,17 @@ class Streamer:
             self.cold = False
             self._empty_cache()
             return
-        spare = 0 if self._spare is None else self._spare()
-        if spare < 0:
+        room = 0 if self._spare is None else self._spare.room()
+        if room < 0:
             self._may_retain_more = False
-            self.release(-spare)
-        elif self._may_retain_more and spare:
+            self.release(-room)
+        elif self._spare is not None and self._may_retain_more and room:
             self._may_retain_more = False
             known = {index for slab in self._slabs for index in slab.starts}
             known |= self.hoisting.numbers if self.hoisting is not None else set()
-            streamed = [index for index in range(len(self.blocks)) if index not in known]
-            chosen = [streamed[number] for number in evenly([self.blocks[index].size for index in streamed], spare)]
+            sizes = {block.name: block.size for index, block in enumerate(self.blocks) if index not in known}
+            stay = self._spare.choose(sizes, room)
+            chosen = [index for index, block in enumerate(self.blocks) if block.name in stay]
             if chosen and self._retain(chosen):
                 words = "[MultiGPU] %s of the streamed weights stay on %s: there is room"
                 log.info(words, format_bytes(self.retained_bytes), device_name(self.compute))

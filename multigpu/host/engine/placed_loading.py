@@ -164,7 +164,7 @@ class PlacedLoading(PlacedPatching):
             state.count = None
             self._come(state, progress)
             with state.pages.moving():
-                spare = spare_on_compute(placed)
+                spare = spare_on_compute(placed, state, plan)
                 pages = state.pages
                 state.residence.apply(plan, state.modules, progress, pages.holding, pages.rest, spare)
                 for placement in plan.placements:

@@ -9,6 +9,7 @@ from comfy import model_management
 from ...devices.backends import free_bytes
 from ...devices.torch_devices import torch_device
 from ...plan import Plan
+from ...plan.retain import retained
 from ...plan.spill import spilled
 from ...stream.streamer import Spare
 from ..loaded_models import entries
@@ -22,18 +23,18 @@ LEEWAY = 256 << 20
 """Bytes by which the room that the host finds may change from prompt to prompt before anything moves."""
 
 
-def spare_on_compute(placed: Placed) -> Spare | None:
-    """How to ask what a model may retain; None if it may not, or if no driver tells."""
+def spare_on_compute(placed: Placed, state: ModelState, plan: Plan) -> Spare | None:
+    """What a model that is loaded by `plan` may retain; None if it may not, or if no driver tells."""
     device = placed.plan.compute
     if not placed.fills or device.is_cpu or free_bytes(device) is None:
         return None
 
-    def spare() -> int:
+    def room() -> int:
         reserve = model_management.extra_reserved_memory()
         free = free_bytes(device) or 0
         return 0 if LEAST * reserve <= free <= KEPT * reserve else int(free - KEPT * reserve)
 
-    return spare
+    return Spare(room, lambda sizes, count: retained(state.steps.foreseen(plan), sizes, count))
 
 
 def plan_within(asked: Plan, in_force: Plan | None, allowed: float, placed: Placed, state: ModelState) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multigpu.stream.schedule import UsePredictor, evenly
+from multigpu.stream.schedule import UsePredictor
 
 
 def watch(predictor: UsePredictor, uses: list[int]) -> list[bool]:
@@ -82,16 +82,3 @@ def test_forgetting_keeps_positions_valid(uses: list[int]) -> None:
 def test_a_long_run_stays_expected_when_old_history_is_dropped() -> None:
     predictor = UsePredictor(range(7), keep=50)
     assert all(watch(predictor, list(range(7)) * 100))
-
-
-@given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 2000))
-def test_what_is_taken_evenly_fits(sizes: list[int], room: int) -> None:
-    chosen = evenly(sizes, room)
-    taken = sum(sizes[number] for number in chosen)
-    assert chosen == sorted(set(chosen)) and taken <= room
-    assert all(taken + size > room for number, size in enumerate(sizes) if number not in chosen), "no other fits"
-
-
-def test_what_is_taken_evenly_is_spread() -> None:
-    assert evenly([10] * 12, 40) == [1, 4, 7, 10]
-    assert evenly([10] * 12, 9) == []
