@@ -183,6 +183,11 @@ class Residence:
         finally:
             self.times.paused = False
 
+    def recover(self) -> None:
+        """No forward runs: if the last one was interrupted, its block gets its tensors at home back."""
+        if self.streamer is not None:
+            self.streamer.recover()
+
     def intact(self) -> bool:
         """Whether every streamed block is still as we left it (others may have moved the model)."""
         if self.plan is None or self.due.failed:

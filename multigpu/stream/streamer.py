@@ -180,7 +180,7 @@ class Streamer:
 
     def quiesce(self) -> None:
         """Forget everything staged and wait for copies under way: bytes at home may be changed afterwards."""
-        self._recover()
+        self.recover()
         for lane in self._lanes.values():
             lane.synchronize()
         if self._copied_here is not None:
@@ -207,7 +207,7 @@ class Streamer:
         """Give back at least so many bytes of retained blocks, or all. Returns how many."""
         if not self._slabs or count <= 0:
             return 0
-        self._recover()
+        self.recover()
         self._drop(len(self._ahead))
         before = self.retained_bytes
         while self._slabs and before - self.retained_bytes < count:
@@ -277,7 +277,7 @@ class Streamer:
     # -- the two hooks ------------------------------------------------------------------------------------------
 
     def _before(self, index: int, given: tuple[Any, ...]) -> None:
-        self._recover()
+        self.recover()
         block = self.blocks[index]
         if self._due is not None and self._due.is_coming(block.name):
             self._due.bring(block.name)
@@ -344,8 +344,11 @@ class Streamer:
         if self._due is not None and self._aside is None:
             self._due.look()
 
-    def _recover(self) -> None:
-        """After an interrupted forward, whose second hook did not run: do what that hook would have done."""
+    def recover(self) -> None:
+        """After an interrupted forward, whose second hook did not run: do what that hook would have done.
+
+        torch runs it after exceptions, but not after what is only a `BaseException`, such as the host's interrupt.
+        """
         if self._active is not None:
             self._put_back()
 
@@ -460,7 +463,7 @@ class Streamer:
         try:
             yield
         finally:
-            self._recover()
+            self.recover()
             self._aside = None
 
     def _bring_aside(self, index: int, given: tuple[Any, ...]) -> None:

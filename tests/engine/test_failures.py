@@ -48,7 +48,9 @@ def test_a_step_that_breaks_off(studio: Studio, monkeypatch: pytest.MonkeyPatch,
         patched.setattr(owner, "forward", forward)
         with pytest.raises(type(error)):
             studio.latent(placed)
+    streamer = studio.states.of(placed).residence.streamer
     assert torch.equal(studio.latent(placed), stock)
+    assert studio.states.of(placed).residence.streamer is streamer, "nothing was loaded again"
     assert studio.resting(placed) == studio.planned(placed)
     assert torch.equal(studio.latent(studio.lora(placed, 0.3)), studio.latent(studio.lora(model, 0.3)))
 
@@ -65,6 +67,8 @@ def test_a_step_that_breaks_off_and_then_unloading(studio: Studio, monkeypatch: 
         patched.setattr(owner, "forward", forward)
         with pytest.raises(memory.InterruptProcessingException):
             studio.latent(placed)
+    if studio.accelerators:
+        assert placed.partially_unload(torch.device("cpu"), 1) > 0, "some of it can still leave"
     studio.unload()
     after = placed.model.state_dict()
     assert set(studio.resting(placed)) == {"cpu"}

@@ -83,6 +83,7 @@ class PlacedLoading(PlacedPatching):
         placed.states.settle()
         state = placed.states.of(self)
         state.adopt(self)  # a copy that a pack has made of a placed patcher is not known yet
+        state.residence.recover()
         if self.model.current_weight_patches_uuid is not None and not self._is_ours(state):
             if state.holds(self.model) and (block := state.misplaced()) is not None:
                 words = "[MultiGPU] other code has moved weights of %s, such as those of %s: they are placed again"
@@ -131,6 +132,7 @@ class PlacedLoading(PlacedPatching):
         if placed is None:
             return super().partially_unload(device_to, memory_to_free, force_patch_weights)
         state = placed.states.of(self)
+        state.residence.recover()
         if not self._is_ours(state) or state.residence.plan is None or state.loaded is None:
             return 0
         before = self.loaded_size()
