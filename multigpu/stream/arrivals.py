@@ -20,7 +20,8 @@ from .file_homes import Pages
 from .file_reader import FileReader, is_worth_it
 from .homes import HomedBlock, Laid, fill, move_tensor, moved, own_tensors, settle_in
 from .lanes import Event, device_module
-from .pages import Page
+from .layout import leaves_of, stored_bytes
+from .pages import Page, PagedLeaf
 from .threads import Threads
 
 
@@ -47,7 +48,7 @@ class Arrivals:
         self._reader: FileReader | None = None
         self._pinning: Threads | None = None
         self._coming: dict[str, Coming] = {}
-        self._jobs: list[tuple[Coming, Page, torch.Tensor]] = []
+        self._jobs: list[tuple[Coming, PagedLeaf, torch.Tensor]] = []
         self.failed: set[str] = set()
         """The blocks that could not come."""
 
@@ -65,18 +66,25 @@ class Arrivals:
         coming, rooms = Coming(block), []
         for slots, name, tensor in [*own_tensors(module)]:
             its = page(block, name)
-            if its is None or not is_worth_it(its):
+            if its is None or not any(map(is_worth_it, its.leaves.values())):
                 move_tensor(slots, name, self._compute)
                 continue
+            coming.pages.append(its)
             with torch.inference_mode(False), torch.no_grad():
-                room = torch.empty_like(its.tensor, device=self._compute)
-                self._jobs.append((coming, its, room.view(-1).view(torch.uint8)))
-            rooms.append((slots, name, room))
-            coming.size += tensor.nbytes
+                leaves, rebuild = leaves_of(tensor)
+                parts = [torch.empty_like(leaf, device=self._compute) for leaf in leaves]
+                for number, (leaf, part) in enumerate(zip(leaves, parts, strict=True)):
+                    paged = its.leaves.get(number)
+                    if paged is not None and is_worth_it(paged):
+                        self._jobs.append((coming, paged, part.view(-1).view(torch.uint8)))
+                    else:
+                        part.copy_(leaf)
+            rooms.append((slots, name, rebuild, parts))
+            coming.size += stored_bytes(tensor)
 
         def settle() -> None:
-            for slots, name, room in rooms:
-                slots[name] = moved(slots[name], room)
+            for slots, name, rebuild, parts in rooms:
+                slots[name] = moved(slots[name], rebuild(parts))
 
         coming.settle = settle
         self._coming[block] = coming
@@ -85,11 +93,13 @@ class Arrivals:
         """Have a block read into its room, away from the compute device, when reading is started."""
         coming = Coming(homed.name, homed.room.size, homed.room)
 
-        def read(name: str, memory: torch.Tensor) -> bool:
+        def read(name: str, number: int, memory: torch.Tensor) -> bool:
             its = page(homed.name, name)
-            if its is None or not is_worth_it(its):
+            paged = None if its is None else its.leaves.get(number)
+            if its is None or paged is None or not is_worth_it(paged):
                 return False
-            self._jobs.append((coming, its, memory))
+            coming.pages.append(its)
+            self._jobs.append((coming, paged, memory))
             return True
 
         def settle() -> None:
@@ -104,11 +114,10 @@ class Arrivals:
 
         All memory was taken before: that would take longer while threads fill and pin it.
         """
-        for coming, page, memory in self._jobs:
+        for coming, leaf, memory in self._jobs:
             if self._reader is None:
                 self._reader = FileReader(self._compute)
-            coming.pages.append(page)
-            coming.parts += self._reader.read(page, memory)
+            coming.parts += self._reader.read(leaf, memory)
         self._jobs.clear()
         for arena, segment in ((its, segment) for its in arenas for segment in its.segments):
             inside = [its for its in self._coming.values() if its.room is not None and its.room.segment is segment]

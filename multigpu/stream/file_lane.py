@@ -19,7 +19,7 @@ import torch
 
 from . import file_reader
 from .lanes import Arrival, Event, Lane, device_module, wait_for
-from .pages import Page
+from .pages import Page, PagedLeaf
 from .threads import Threads
 
 AHEAD = 2
@@ -30,32 +30,32 @@ PART = 8 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileSource:
-    """Where a block's bytes are: `flat` has those in RAM, which come first; the pages have others, each with its place.
+    """Where a block's bytes are: `flat` has those in RAM, which come first; those of `pages` follow.
 
-    There is at least one page.
+    `leaves` are the tensors in the pages, each with its place in the block. There is at least one.
     """
 
     name: str
     flat: torch.Tensor
-    pages: Sequence[tuple[int, Page]]
+    pages: Sequence[Page]
+    leaves: Sequence[tuple[int, PagedLeaf]]
 
     def check(self) -> None:
         """Raises HostError if a file has changed since it was loaded."""
-        for page in {page.descriptor: page for _, page in self.pages}.values():
+        for page in {page.descriptor: page for page in self.pages}.values():
             page.check(self.name)
 
-    def parts(self, most: int) -> Iterator[tuple[int, Page, int, int]]:
-        """Pieces of at most `most` bytes: place in the block, page, place in the page, bytes."""
-        for offset, page in self.pages:
-            for begin in range(0, page.tensor.nbytes, most):
-                yield offset + begin, page, begin, min(most, page.tensor.nbytes - begin)
+    def parts(self, most: int) -> Iterator[tuple[int, PagedLeaf, int, int]]:
+        """Pieces of at most `most` bytes: place in the block, tensor, place in the tensor, bytes."""
+        for offset, leaf in self.leaves:
+            for begin in range(0, leaf.nbytes, most):
+                yield offset + begin, leaf, begin, min(most, leaf.nbytes - begin)
 
     def copy_into(self, target: torch.Tensor) -> None:
         """Copy the block at once. Raises HostError if its file has changed."""
         target[: self.flat.numel()].copy_(self.flat)
-        for offset, page in self.pages:
-            stored = page.tensor.detach().view(-1).view(torch.uint8)
-            target[offset : offset + stored.numel()].copy_(stored)
+        for offset, leaf in self.leaves:
+            target[offset : offset + leaf.nbytes].copy_(leaf.flat)
         self.check()
 
 
@@ -148,11 +148,11 @@ class FileLane:
         """Have all parts read into buffers; when none is free, the oldest part is finished first."""
         parts = [*copy.source.parts(self._part)]
         copy.left = len(parts)
-        for place, page, begin, count in parts:
+        for place, leaf, begin, count in parts:
             if not self._buffers:
                 self._finish_oldest()
             buffer = self._buffers.popleft()
-            read = self._pool.submit(buffer.read, page, begin, count)
+            read = self._pool.submit(buffer.read, leaf, begin, count)
             self._reading.append((copy, buffer, place, count, read))
 
     def _finish_oldest(self) -> None:
@@ -192,11 +192,11 @@ class _Buffer:
             self._memory = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         self._sent: Any = None
 
-    def read(self, page: Page, begin: int, count: int) -> None:
+    def read(self, leaf: PagedLeaf, begin: int, count: int) -> None:
         """Fill it, once the last copy from it is done."""
         if self._sent is not None:
             self._sent.synchronize()
-        page.read_into(self._memory[:count].numpy().data, begin)
+        leaf.read_into(self._memory[:count].numpy().data, begin)
 
     def send(self, target: torch.Tensor, module: Any, stream: Any) -> None:
         target.copy_(self._memory[: target.numel()], non_blocking=True)

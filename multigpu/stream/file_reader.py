@@ -17,7 +17,7 @@ import torch
 from ..devices.torch_devices import device_of
 from .arena import Arena
 from .lanes import Event, device_module
-from .pages import Page
+from .pages import PagedLeaf
 from .threads import Threads
 
 THREADS = min(12, os.cpu_count() or 1)
@@ -27,9 +27,9 @@ WORTH_IT = 1 << 20
 """Smaller weights are copied as they are."""
 
 
-def is_worth_it(page: Page) -> bool:
-    """Whether a weight is large enough to be read by threads."""
-    return page.tensor.nbytes >= WORTH_IT
+def is_worth_it(leaf: PagedLeaf) -> bool:
+    """Whether a tensor is large enough to be read by threads."""
+    return leaf.nbytes >= WORTH_IT
 
 
 class FileReader:
@@ -42,18 +42,18 @@ class FileReader:
         self._staging: Future[Arena] | None = None
         self._buffers: SimpleQueue[tuple[torch.Tensor, Event]] = SimpleQueue()
 
-    def read(self, page: Page, memory: torch.Tensor) -> list[Future[Event]]:
-        """Have `memory`, as many bytes as the weight has, filled. It must not be freed before all parts are done.
+    def read(self, leaf: PagedLeaf, memory: torch.Tensor) -> list[Future[Event]]:
+        """Have `memory`, as many bytes as the tensor has, filled. It must not be freed before all parts are done.
 
         The parts are done when all bytes are there or, on a device, on their way: then their events say when.
         """
         device = device_of(memory)
         if device.type == "cpu":
             room = memory.numpy().data
-            return [self._pool.submit(page.read_into, room[begin:end], begin) for begin, end in _parts(page)]
+            return [self._pool.submit(leaf.read_into, room[begin:end], begin) for begin, end in _parts(leaf)]
         module = device_module(device)
         if module is None:
-            memory.copy_(page.tensor.detach().view(-1).view(torch.uint8))
+            memory.copy_(leaf.flat)
             return []
         if self._staging is None:
             self._staging = self._pool.submit(self._make_buffers)
@@ -62,7 +62,7 @@ class FileReader:
         stream = self._streams[device]
         stream.wait_stream(module.current_stream(device))  # where the memory may still be in use
         return [
-            self._pool.submit(self._send, page, begin, memory[begin:end], module, stream) for begin, end in _parts(page)
+            self._pool.submit(self._send, leaf, begin, memory[begin:end], module, stream) for begin, end in _parts(leaf)
         ]
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class FileReader:
             self._buffers.put((room.flat, None))
         return staging
 
-    def _send(self, page: Page, begin: int, target: torch.Tensor, module: Any, stream: Any) -> Event:
+    def _send(self, leaf: PagedLeaf, begin: int, target: torch.Tensor, module: Any, stream: Any) -> Event:
         """Read a part into a buffer, once the last copy from there is done, and copy it to its place on the device."""
         assert self._staging is not None
         self._staging.result()  # or what went wrong
@@ -89,7 +89,7 @@ class FileReader:
         try:
             if sent is not None:
                 sent.synchronize()
-            page.read_into(buffer.numpy().data[: target.numel()], begin)
+            leaf.read_into(buffer.numpy().data[: target.numel()], begin)
             with torch.inference_mode(False), torch.no_grad(), module.stream(stream):
                 target.copy_(buffer[: target.numel()], non_blocking=True)
                 sent = module.Event()
@@ -99,6 +99,6 @@ class FileReader:
         return sent
 
 
-def _parts(page: Page) -> Iterator[tuple[int, int]]:
-    size = page.tensor.nbytes
+def _parts(leaf: PagedLeaf) -> Iterator[tuple[int, int]]:
+    size = leaf.nbytes
     return ((begin, min(begin + PART, size)) for begin in range(0, size, PART))

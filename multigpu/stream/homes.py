@@ -92,7 +92,7 @@ class HomedBlock:
     @property
     def size(self) -> int:
         """Bytes that it needs in the ring."""
-        return self.room.size + sum(align(page.tensor.nbytes) for page in self.pages.values())
+        return self.room.size + sum(align(leaf.nbytes) for page in self.pages.values() for leaf in page.leaves.values())
 
     @property
     def device(self) -> torch.device:
@@ -103,8 +103,13 @@ class HomedBlock:
         """What a lane copies."""
         if not self.pages:
             return self.room.flat
-        places = {tensor.name: tensor.leaves[0].offset for tensor in self.tensors}
-        return FileSource(self.name, self.room.flat, [(places[name], page) for name, page in self.pages.items()])
+        laid = {tensor.name: tensor.leaves for tensor in self.tensors}
+        leaves = [
+            (laid[name][number].offset, leaf)
+            for name, page in self.pages.items()
+            for number, leaf in page.leaves.items()
+        ]
+        return FileSource(self.name, self.room.flat, [*self.pages.values()], leaves)
 
     def copy_into(self, memory: torch.Tensor) -> None:
         """Copy it on the current stream. Raises HostError if it rests in a file that has changed."""
@@ -192,14 +197,12 @@ def lay_out_block(
     changed: Mapping[str, torch.Tensor] | None = None,
     *,
     without: Collection[str] = (),
-    start: int = 0,
 ) -> tuple[Laid, int]:
-    """Where each tensor of `module` goes in a room, from `start` on, and the room's size.
+    """Where each tensor of `module` goes in a room, and the room's size.
 
     `changed` replaces tensors by name, `without` names some that go elsewhere.
     """
-    laid = []
-    end = start
+    laid, end = [], 0
     for slots, name, tensor in own_tensors(module):
         if name in without:
             continue
@@ -210,21 +213,22 @@ def lay_out_block(
     return laid, end
 
 
-Read = Callable[[str, torch.Tensor], bool]
-"""May fill memory with the bytes of a tensor, given by name, in another way than by copying; returns whether it does.
+Read = Callable[[str, int, torch.Tensor], bool]
+"""May fill memory with the bytes of a leaf, given by its tensor's name and its number, in another way than by copying;
+returns whether it does.
 
 It may go on after it has returned.
 """
 
 
-def fill(room: Room, laid: Laid, read: Read = lambda name, memory: False) -> None:
+def fill(room: Room, laid: Laid, read: Read = lambda name, number, memory: False) -> None:
     """Copy tensors into `room`, or have them read."""
     for tensor, homed in laid:
         with torch.inference_mode(False), torch.no_grad():
-            for view, source in zip(homed.views(room), leaves_of(tensor)[0], strict=True):
+            for number, (view, source) in enumerate(zip(homed.views(room), leaves_of(tensor)[0], strict=True)):
                 if source.is_meta:
                     view.zero_()
-                elif not read(homed.name, room.flat[homed.leaves[0].offset :][: view.nbytes]):
+                elif not read(homed.name, number, room.flat[homed.leaves[number].offset :][: view.nbytes]):
                     view.copy_(source)
 
 

@@ -81,6 +81,12 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return made
 
 
+def copy_leaves(tensor: torch.Tensor, target: torch.Tensor) -> None:
+    """Overwrite the bytes of `target` with those of `tensor`, which has leaves of the same shapes and types."""
+    for leaf, its in zip(leaves_of(tensor)[0], leaves_of(target)[0], strict=True):
+        its.copy_(leaf)
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is of torch's own class, without attributes that mean anything."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -103,14 +103,14 @@ class FileOriginal:
     @property
     def weight(self) -> torch.Tensor:
         """A copy of its own. Raises HostError if the file has changed."""
-        with self.reading() as stored, torch.inference_mode(False):
-            return stored.clone()
+        with self.reading() as stored:
+            return copy_to(stored, torch.device("cpu"))
 
     @contextmanager
     def reading(self) -> Iterator[torch.Tensor]:
         """The weight, to be copied at once. Raises HostError if the file has changed."""
         with self.file.reading(self.name) as stored, torch.inference_mode(False):
-            yield stored.to(self.dtype)
+            yield stored if stored.dtype == self.dtype else stored.to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -409,7 +409,7 @@ def _is_on(module: torch.nn.Module, device: torch.device) -> bool:
 def _is_read(block: str, module: torch.nn.Module, page: Pages) -> bool:
     """Whether weights of a block are read from its file by threads."""
     pages = (page(block, name) for _, name, _ in own_tensors(module))
-    return any(its is not None and is_worth_it(its) for its in pages)
+    return any(is_worth_it(leaf) for its in pages if its is not None for leaf in its.leaves.values())
 
 
 def _vacate(left: dict[str, HomedBlock], name: str) -> None:

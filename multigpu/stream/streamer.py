@@ -31,7 +31,7 @@ from .first_uses import FirstUses
 from .hoisting import Hoisting
 from .homes import HomedBlock
 from .lanes import Event, Lane, check, device_module, open_lane, wait_for
-from .layout import align
+from .layout import align, copy_leaves
 from .ring_ledger import Extent, RingLedger
 from .schedule import UsePredictor
 
@@ -324,7 +324,7 @@ class Streamer:
                 for tensor in block.tensors:
                     if tensor.name in patched:
                         tensors[tensor.name] = tensor.over(memory, start)
-                        tensors[tensor.name].copy_(patched[tensor.name])
+                        copy_leaves(patched[tensor.name], tensors[tensor.name])
                 self._due.has_patches(block.name)
             else:
                 tensors.update(patched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -26,21 +27,21 @@ class Gate:
     """Lets so many reads of the file pass, and the others when it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from multigpu.stream.pages import Page
+        from multigpu.stream.pages import PagedLeaf
 
-        self.real, self.left, self._open = Page.read_into, 0, threading.Event()
+        self.real, self.left, self._open = PagedLeaf.read_into, 0, threading.Event()
         self._lock = threading.Lock()
         gate = self
 
-        def read_into(page: Any, memory: Any, begin: int = 0) -> None:
+        def read_into(leaf: Any, memory: Any, begin: int = 0) -> None:
             with gate._lock:
                 gate.left -= 1
                 passes = gate.left >= 0
             if not passes:
                 gate._open.wait(60)
-            gate.real(page, memory, begin)
+            gate.real(leaf, memory, begin)
 
-        monkeypatch.setattr(Page, "read_into", read_into)
+        monkeypatch.setattr(PagedLeaf, "read_into", read_into)
 
     def open(self) -> None:
         self._open.set()
@@ -206,17 +207,17 @@ def test_a_file_that_cannot_be_read_is_an_error_and_then_it_can(
     studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from multigpu.errors import HostError
-    from multigpu.stream.pages import Page
+    from multigpu.stream.pages import PagedLeaf
 
     want = studio.latent(studio.flux())
     studio.unload()
     placed = studio.place(studio.flux())
     with monkeypatch.context() as patched:
 
-        def broken(page: Any, memory: Any, begin: int = 0) -> None:
+        def broken(leaf: Any, memory: Any, begin: int = 0) -> None:
             raise OSError("Input/output error")
 
-        patched.setattr(Page, "read_into", broken)
+        patched.setattr(PagedLeaf, "read_into", broken)
         with pytest.raises(HostError, match="could not be read from its model file: Input/output error"):
             studio.latent(placed)
     assert torch.equal(studio.latent(placed), want)
@@ -289,3 +290,22 @@ def test_a_lora_for_which_there_is_no_room_is_not_left_out(
     assert torch.equal(studio.latent(patched), want)
     assert torch.equal(studio.latent(placed), stock)
     assert studio.proven(placed) == studio.planned(placed)
+
+
+def test_a_system_without_positional_reads(studio: Studio, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows: threads copy from the pages of the file instead."""
+    model = studio.flux()
+    want = [studio.latent(model), *(studio.latent(studio.lora(model, strength)) for strength in (0.8, 0.3))]
+    del model
+    studio.unload()
+    monkeypatch.delattr(os, "preadv")
+    gate.open()
+    placed = studio.place(studio.flux())
+    patchers = [placed, studio.lora(placed, 0.8), studio.lora(placed, 0.3)]
+    reads = []
+    for index in (0, 1, 2):
+        before = gate.left
+        assert torch.equal(studio.latent(patchers[index]), want[index])
+        assert studio.proven(placed) == studio.planned(placed)
+        reads.append(before - gate.left)
+    assert reads[0] > reads[2] > reads[1] == 0, "all, none that are there, those with the other LoRA"

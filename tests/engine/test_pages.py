@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.engine.studio import Studio
+from tests.engine.test_quantised import LAYOUTS, quantised_file
 
 pytestmark = pytest.mark.pages
 
@@ -137,3 +138,49 @@ def test_weights_of_another_type_of_16_bits_stay_in_their_file_until_they_are_us
     assert torch.equal(draw(patchers[1]), want[1])
     studio.unload()
     assert {key: weight.dtype for key, weight in placed.model.named_parameters()} == stored
+
+
+def plain_fp8(studio: Studio, target: Path) -> Path:
+    """The tiny Flux with its blocks in 8 bits, without scales."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(studio.models / "diffusion_models" / "toy_flux.safetensors")
+    for name in (name for name in tensors if "_blocks." in name):
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, target)
+    return target
+
+
+@pytest.mark.parametrize("home", ["cpu", "disk"])
+@pytest.mark.parametrize("kind", ["plain", *LAYOUTS])
+def test_weights_of_8_bits_and_fewer_come_from_their_file_and_rest_there(
+    studio: Studio, tmp_path: Path, kind: str, home: str
+) -> None:
+    import comfy.sd
+
+    from multigpu.stream.originals import FileOriginal
+
+    file = tmp_path / "model.safetensors"
+    _ = plain_fp8(studio, file) if kind == "plain" else quantised_file(studio, kind, file)
+    options = {"dtype": torch.float8_e4m3fn} if kind == "plain" else {}
+    model = comfy.sd.load_diffusion_model(str(file), model_options=options)
+    want = [studio.latent(studio.lora(model, strength)) for strength in (0, 0.8, 0.3)]
+    assert not torch.equal(want[0], want[1])
+    del model
+    studio.unload()
+    placed = studio.place(
+        comfy.sd.load_diffusion_model(str(file), model_options=options), f"{studio.accelerators[0]},40%;{home},*"
+    )
+    state = studio.states.of(placed)
+    linear = {f"diffusion_model.single_blocks.{number}.linear1" for number in range(4)}
+    assert linear <= state.in_pages() and (linear <= state.in_file()) == (kind != "nvfp4"), "its scales are in RAM"
+    patchers = [placed, studio.lora(placed, 0.8), studio.lora(placed, 0.3)]
+    for index in (0, 1, 2, 0, 1):
+        assert torch.equal(studio.latent(patchers[index]), want[index])
+        found, planned = studio.proven(placed), studio.planned(placed)
+        assert found["disk"] + found.get("cpu", 0) == planned["disk"] if "disk" in planned else found == planned
+        assert all(isinstance(original, FileOriginal) for original in placed.backup.values()), "nothing is kept in RAM"
+    studio.latent(patchers[1])
+    studio.unload()
+    assert not placed.backup and linear <= state.in_pages()
+    assert torch.equal(studio.latent(patchers[2]), want[2])

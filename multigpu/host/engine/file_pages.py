@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...devices.torch_devices import device_of
 from ...stream.homes import moved
-from ...stream.layout import is_plain
+from ...stream.layout import is_plain, leaves_of, stored_bytes
 from ...stream.originals import FileOriginal
-from ...stream.pages import Page, file_stamp
+from ...stream.pages import Page, PagedLeaf, file_stamp
 from .blocks import join, late_dtype, split, wanted_dtype
 
 FILE_SLICE = "_comfy_tensor_file_slice"
 """An attribute that the host's DynamicVRAM loader gives the storage of a weight that it has mapped from a file: the
 open file, a lock, where the weight's bytes begin, how many they are."""
+
+
+Mark = tuple[tuple[int, int], ...]
+"""Of each leaf of a weight, where its memory is and how often it was written."""
 
 
 class FilePages:
@@ -27,7 +31,7 @@ class FilePages:
     def __init__(self, modules: MutableMapping[str, torch.nn.Module]) -> None:
         self._modules = modules
         self._pages: dict[str, Page] = {}
-        self._copies: dict[str, tuple[int, int]] = {}
+        self._copies: dict[str, Mark] = {}
         self._expected: set[str] = set()
 
     def note(self, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -50,6 +54,14 @@ class FilePages:
             if (names := _weights(module)) and all(self._can_rest(join(block, name), backup) for name in names)
         }
 
+    def homes(self, backup: Mapping[str, Any]) -> set[str]:
+        """Those of these blocks whose home their pages can be: next to nothing of them is elsewhere."""
+        return {
+            block
+            for block in self.blocks(backup)
+            if all(_is_all_there(self._pages[join(block, name)]) for name in _weights(self._modules[block]))
+        }
+
     def _can_rest(self, key: str, backup: Mapping[str, Any]) -> bool:
         original = backup.get(key)
         if original is None:
@@ -69,7 +81,7 @@ class FilePages:
     def holding(self, block: str, name: str) -> Page | None:
         """The page that a weight is in now; None for one that is elsewhere."""
         page, weight = self._pages.get(join(block, name)), self._weight(join(block, name))
-        return page if page is not None and weight is not None and _is_in(weight, page) else None
+        return page if page is not None and weight is not None and page.holds(weight) else None
 
     def rest(self, block: str, name: str) -> bool:
         """Let a weight rest in its page again. False if that is not possible: it has none, or other bytes."""
@@ -152,7 +164,7 @@ class FilePages:
         page, weight = self._pages.get(key), self._weight(key)
         if page is None or weight is None or page.changed:
             return False
-        return _is_in(weight, page) or self._copies.get(key) == _mark(weight)
+        return page.holds(weight) or self._copies.get(key) == _mark(weight)
 
     def _weight(self, key: str) -> torch.Tensor | None:
         """None if other code has taken the weight, or its module, out of the model."""
@@ -162,7 +174,9 @@ class FilePages:
 
 
 def blocks_in_pages(modules: Mapping[str, torch.nn.Module]) -> set[str]:
-    """The blocks all of whose weights are pages of a model file, in a type that needs no other memory for its use."""
+    """The blocks whose home the pages of a model file can be: their weights are there, in a type that needs no other
+    memory for its use.
+    """
     return {
         block
         for block, module in modules.items()
@@ -170,15 +184,16 @@ def blocks_in_pages(modules: Mapping[str, torch.nn.Module]) -> set[str]:
     }
 
 
-def pages_of(modules: Mapping[str, torch.nn.Module]) -> list[Page]:
-    """The weights that are in pages of a model file now."""
+def paged_leaves(modules: Mapping[str, torch.nn.Module]) -> list[PagedLeaf]:
+    """What is in pages of a model file now."""
     weights = (weight for module in modules.values() for weight in module._parameters.values() if weight is not None)
-    return [page for weight in weights if (page := _page_of(weight)) is not None]
+    pages = (_page_of(weight) for weight in weights)
+    return [leaf for page in pages if page is not None for leaf in page.leaves.values()]
 
 
 def in_file(tensor: torch.Tensor) -> bool:
     """Whether a tensor is in pages of a model file."""
-    return hasattr(tensor.untyped_storage(), FILE_SLICE)
+    return all(hasattr(leaf.untyped_storage(), FILE_SLICE) for leaf in leaves_of(tensor)[0])
 
 
 def _weights(module: torch.nn.Module) -> list[str]:
@@ -187,24 +202,30 @@ def _weights(module: torch.nn.Module) -> list[str]:
 
 def _is_used_as_stored(module: torch.nn.Module, name: str) -> bool:
     weight: Any = module._parameters[name]
-    same = wanted_dtype(module, name, weight) == weight.dtype
-    return _page_of(weight) is not None and (same or late_dtype(module, name, weight) is not None)
+    page, same = _page_of(weight), wanted_dtype(module, name, weight) == weight.dtype
+    return page is not None and _is_all_there(page) and (same or late_dtype(module, name, weight) is not None)
 
 
-def _is_in(weight: torch.Tensor, page: Page) -> bool:
-    return weight.data_ptr() == page.tensor.data_ptr()
+def _is_all_there(page: Page) -> bool:
+    return page.outside <= stored_bytes(page.tensor) // 100
 
 
-def _mark(weight: torch.Tensor) -> tuple[int, int]:
+def _mark(weight: torch.Tensor) -> Mark:
     """What changes when a weight's memory is replaced or written."""
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    return tuple((leaf.data_ptr(), 0 if leaf.is_inference() else leaf._version) for leaf in leaves_of(weight)[0])
 
 
 def _page_of(weight: torch.Tensor) -> Page | None:
-    if not is_plain(weight) or weight.is_meta or not weight.is_contiguous() or not hasattr(os, "preadv"):
+    if weight.is_meta or not (is_plain(weight) or is_traceable_wrapper_subclass(weight)):
         return None
-    found: Any = getattr(weight.untyped_storage(), FILE_SLICE, None)
-    if found is None or found.size != weight.nbytes or not isinstance(found.file_ref, int):
+    leaves, rebuild = leaves_of(weight)
+    paged = {number: found for number, leaf in enumerate(leaves) if (found := _paged(leaf)) is not None}
+    stamp = file_stamp(paged[0].descriptor) if 0 in paged else None
+    return None if stamp is None else Page(rebuild(leaves), paged, stamp)
+
+
+def _paged(leaf: torch.Tensor) -> PagedLeaf | None:
+    found: Any = getattr(leaf.untyped_storage(), FILE_SLICE, None)
+    if found is None or found.size != leaf.nbytes or not leaf.is_contiguous() or not isinstance(found.file_ref, int):
         return None
-    stamp = file_stamp(found.file_ref)
-    return None if stamp is None else Page(weight.detach(), found.file_ref, found.offset, stamp)
+    return PagedLeaf(leaf, found.file_ref, found.offset)

@@ -121,7 +121,7 @@ class ModelState:
         """
         if self.backup:
             self.residence.changing()
-            for block in {split(key)[0] for key in self.backup} & self.in_file():
+            for block in {split(key)[0] for key in self.backup} & self.in_pages():
                 self.rest_block(block)
         self.residence.leave(self.pages.rest)
         self.loaded = self.count = None
@@ -166,9 +166,13 @@ class ModelState:
         with self.pages.moving_with(block):  # the block may get new memory
             self.residence.rewrite(block, self.modules[block], name, tensor, ours=ours)
 
-    def in_file(self) -> set[str]:
-        """The blocks that can rest in the model file: their weights have the bytes of their pages, patches aside."""
+    def in_pages(self) -> set[str]:
+        """The blocks whose weights have the bytes of their pages, patches aside: they can rest there and come again."""
         return self.pages.blocks(self.backup)
+
+    def in_file(self) -> set[str]:
+        """Those of them whose home the model file can be."""
+        return self.pages.homes(self.backup)
 
     def rest(self, key: str) -> None:
         """Take all patches out of a weight by letting it rest in its page. Raises HostError if the file has changed."""
@@ -178,7 +182,7 @@ class ModelState:
         del self.backup[key]
 
     def rest_block(self, block: str) -> None:
-        """Let a block that `in_file` names rest in the pages of its file, without patches. Only after `changing`."""
+        """Let a block that `in_pages` names rest in the pages of its file, without patches. Only after `changing`."""
         for key in [join(block, name) for name in self.modules[block]._parameters]:
             if key in self.backup:
                 self.rest(key)

@@ -54,7 +54,7 @@ class PlacedPatching(ModelPatcher):
         stale = {split(key)[0] for key, original in self.backup.items() if not self._is_wanted(key, original)}
         if not stale or state.residence.compute.type != "cuda":
             return set()
-        blocks = stale & state.in_file()
+        blocks = stale & state.in_pages()
         state.residence.changing()
         for block in blocks:
             state.rest_block(block)

@@ -12,7 +12,7 @@ from ...errors import AllocationError
 from ...plan import CPU, DISK, DeviceBudget, Plan
 from ...stream.file_speed import reading_speed
 from ..engine.blocks import modules_of
-from ..engine.file_pages import pages_of
+from ..engine.file_pages import paged_leaves
 from ..engine.model_states import ModelStates
 
 
@@ -32,8 +32,8 @@ def refusal(patcher: Any, *, dynamic_vram: bool) -> AllocationError:
         why = "DynamicVRAM is off in this ComfyUI, and only with it do weights stay in their file"
     else:
         why = (
-            f"the weights of {name} are not in a safetensors file in the form in which they are used (they are "
-            "quantised, cast to another type, or from another kind of file)"
+            f"the weights of {name} are not in a safetensors file in the form in which they are used (they are cast to "
+            "another type, quantised with many scales, or from another kind of file)"
         )
     return AllocationError(f"disk is named, but {why}; write cpu instead")
 
@@ -50,14 +50,17 @@ class FileSpeeds:
         What is read in each step comes from the system's cache if free RAM is left for all of it. The bytes go on to
         the compute device from RAM, so they are no faster than that link.
         """
-        pages = pages_of(modules_of(patcher))
+        leaves = paged_leaves(modules_of(patcher))
         ram = next((budget for budget in budgets if budget.device == CPU), None)
-        if not pages or ram is None:
+        if not leaves or ram is None:
             return None
         cached = plan.bytes_on(DISK) + plan.bytes_on(CPU) < ram.free
-        drive = os.fstat(pages[0].descriptor).st_dev, cached
+        try:
+            drive = os.fstat(leaves[0].descriptor).st_dev, cached
+        except OSError:  # on Windows it is no descriptor
+            return None
         if drive not in self._known:
-            speed = reading_speed(pages, cached=cached)
+            speed = reading_speed(leaves, cached=cached)
             self._known[drive] = None if speed is None else float(f"{speed:.2g}")
         known = self._known[drive]
         return None if known is None else min(known, ram.link_speed)

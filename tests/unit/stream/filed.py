@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from multigpu.plan import CPU, DISK, DeviceId, Placement, Plan, Reason
-from multigpu.stream.pages import Page, file_stamp
+from multigpu.stream.pages import Page, PagedLeaf, file_stamp
 from multigpu.stream.residence import Residence
 
 
@@ -35,7 +35,8 @@ class Filed(torch.nn.Module):
             layer.weight = torch.nn.Parameter(stored.view(width, width), requires_grad=False)
             layer.register_buffer("scale", torch.tensor(1.0 + index))
             layer.register_forward_hook(lambda layer, _given, result: result * layer.scale)
-            self.pages[f"layers.{index}"] = Page(layer.weight.detach(), descriptor, index * size, stamp)
+            weight = layer.weight.detach()
+            self.pages[f"layers.{index}"] = Page(weight, {0: PagedLeaf(weight, descriptor, index * size)}, stamp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:

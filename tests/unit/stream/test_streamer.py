@@ -16,7 +16,7 @@ from multigpu.stream.census import bytes_by_device
 from multigpu.stream.first_uses import FirstUses, Told
 from multigpu.stream.homes import HomedBlock, fill, lay_out_block, settle_in
 from multigpu.stream.lanes import open_lane
-from multigpu.stream.streamer import Streamer
+from multigpu.stream.streamer import Spare, Streamer
 
 CPU = torch.device("cpu")
 BLOCK = 16 * 16 * 4 + 256
@@ -202,7 +202,7 @@ def test_blocks_that_come_and_go_as_there_is_room_give_the_same_numbers(rooms: l
 def test_room_is_looked_at_after_a_whole_pass_of_a_run(model: Chain) -> None:
     """Before that nobody knows how much memory a pass needs. The first one, in which weights come, tells nothing."""
     looked: list[bool] = []
-    streamer = Streamer(homed(model), CPU, 2560, lambda: looked.append(True) or 0)
+    streamer = Streamer(homed(model), CPU, 2560, Spare(lambda: looked.append(True) or 0, lambda sizes, room: ()))
     streamer.attach()
     order = [1, 0, 3, 2, 2, 5, 4]  # not the order of declaration
     for count in (0, 0, 1, 2):
