@@ -52,8 +52,11 @@ def default_reserve(budget: DeviceBudget) -> int:
 
 
 def ram_reserve(total: int) -> int:
-    """RAM that stays free where the rest can go to disk, so that nothing is swapped: 4 GiB, or an eighth if less."""
-    return min(4 * GIB, total // 8)
+    """RAM that stays free where the rest can go to disk, so that nothing is swapped: an eighth, from 1 to 4 GiB.
+
+    Of less than 4 GiB, as in a small container, it is a quarter: Python and torch need what they need.
+    """
+    return min(4 * GIB, max(total // 8, min(GIB, total // 4)))
 
 
 def beside_disk(budget: DeviceBudget) -> DeviceBudget:

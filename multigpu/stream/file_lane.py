@@ -172,8 +172,12 @@ class FileLane:
         self._buffers.append(buffer)
         copy.left -= 1
         if not copy.left:
-            event = self._module.Event()
-            event.record(self._stream)
+            event = None
+            try:
+                event = self._module.Event()
+                event.record(self._stream)
+            except Exception as error:  # noqa: BLE001  as above; nobody may wait for ever
+                copy.error = copy.error or error
             copy.arrival.over(event, copy.error)
 
     def _enter(self, copy: _Copy) -> None:

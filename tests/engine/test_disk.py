@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,27 @@ def test_a_file_that_is_overwritten_while_it_streams_raises_an_error(studio: Stu
     studio.unload()
     with pytest.raises(HostError, match=changed):
         studio.latent(placed)
+
+
+def test_an_error_of_the_driver_is_raised_and_nobody_waits_for_ever(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = studio.place(studio.flux(), f"{studio.accelerators[0]},50%;disk,*")
+    want = studio.latent(placed)
+    event = torch.cuda.Event
+
+    def broken(*arguments: Any, **named: Any) -> Any:
+        if threading.current_thread().name == "multigpu-file-lane":
+            raise RuntimeError("the driver has failed")
+        return event(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "Event", broken)
+        with pytest.raises(RuntimeError, match="the driver has failed"):
+            studio.latent(placed, steps=3)
+        studio.unload()
+    studio.world.take_races()  # without events nothing could be ordered
+    assert torch.equal(studio.latent(placed), want)
 
 
 def test_what_cannot_rest_in_a_file_is_refused(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_disk_is_a_device_like_others(text: str, held: dict[str, int]) -> None:
 
 def test_disk_is_a_donor() -> None:
     assert parse_devices("cpu,disk") == (CPU, DISK)
-    budgets = [budget(GPU0, 1000), budget(CPU, 40, total=80), disk_budget(TEN)]
+    budgets = [budget(GPU0, 1000), budget(CPU, 50, total=80), disk_budget(TEN)]
     plan = make_plan(VirtualVram(50, (CPU, DISK)), TEN, budgets, GPU0)
     assert plan.bytes_by_home() == {GPU0: 50, CPU: 20, DISK: 30}, (
         "a block for rounding and the reserve stay free in RAM"
@@ -138,8 +138,8 @@ def test_auto_does_not_touch_disk_while_there_is_room() -> None:
 
 
 def test_auto_puts_on_disk_what_has_no_room_in_ram() -> None:
-    """RAM has 80 bytes, of which an eighth stays free, and one block for rounding: 20 of its 40 free bytes are used."""
-    assert planned("auto,0b", gpu=50, ram=40, total=80) == {"cuda:0": 40, "cpu": 20, "disk": 40}
+    """RAM has 80 bytes, of which a quarter stays free, and one block for rounding: 20 of its 50 free bytes are used."""
+    assert planned("auto,0b", gpu=50, ram=50, total=80) == {"cuda:0": 40, "cpu": 20, "disk": 40}
     assert planned("auto,0b", gpu=50, ram=5, total=80) == {"cuda:0": 40, "disk": 60}
 
 
@@ -161,6 +161,8 @@ def test_auto_without_room_anywhere_says_so() -> None:
 
 
 def test_the_reserve_of_ram() -> None:
+    assert ram_reserve(2 * GIB) == GIB // 2
+    assert ram_reserve(4 * GIB) == ram_reserve(8 * GIB) == GIB
     assert ram_reserve(16 * GIB) == 2 * GIB
     assert ram_reserve(512 * GIB) == 4 * GIB
 
