@@ -13,7 +13,7 @@ from collections.abc import Iterable
 _CONTEXT = 16
 """How many earlier uses are compared when a block was seen in several places."""
 
-_PLACES = 4
+_PLACES = 32
 """How many places of a block are remembered."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multigpu.stream.schedule import UsePredictor
@@ -60,6 +60,7 @@ def test_two_phases_that_alternate_are_both_remembered() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(2, 6))
+@example([0] * 5 + [1] * 5, 2)
 def test_any_period_is_fully_expected_after_a_few_rounds(period: list[int], rounds: int) -> None:
     predictor = UsePredictor()
     for _ in range(17 + rounds):
