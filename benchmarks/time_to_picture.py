@@ -7,8 +7,8 @@
 Models with random weights in the shapes of Flux-dev, Wan 2.1 14B and Qwen-Image. The number in a case's name is the
 card: the GB that a ballast leaves of the GPU. Each case and side has a process of its own, the sides in turns, with
 the file in the page cache. Prints all medians, the ratios, and whether each line that must hold does; a line for which
-something is missing is printed as not measured, and does not hold. Needs one NVIDIA GPU, or `--simulate`: then tiny
-models on a simulated GPU show that all of it runs, without DynamicVRAM, and their seconds mean nothing.
+something is missing is printed as not measured, and does not hold. Where there is no NVIDIA GPU, or with `--simulate`,
+tiny models on a simulated GPU show that all of it runs, without DynamicVRAM, and their seconds mean nothing.
 
 The prompts of a process, in this order, and what is measured:
 
@@ -21,6 +21,8 @@ The prompts of a process, in this order, and what is measured:
                 steps, yet another with 8, none, and the first one again with 4
     free        VRAM left free between the steps of the second prompt; `free_least`: of all prompts, loading included
     ram_peak    the most RAM that no file backs, pinned RAM included, in all prompts; `ram_first`: in the first prompt
+    timed, waited
+                a step as timed by the GPU's events, and how long the GPU waited for weights in it
     estimate    seconds per step as estimated when the model was placed
     forecast    the same after the first prompt, before the second one: what is promised for the steps that follow
 
@@ -30,7 +32,8 @@ file; its median counts. The lines that must hold:
     loading plus four steps, of core's
     second prompt, of its steps
         Nothing but steps takes time: `second` of its first step and the others. Hoisted layers are copied in the first
-        step of other sigmas, so that one is longer than the others by design, and counts as it is.
+        step of other sigmas, so that one is longer than the others by design, and counts as it is. The table has the
+        quotient by as many others, too.
     second prompt's first step, of max(T, bytes copied in it / B)
         Nothing hides in the first step. The bytes are all that the plan streams, hoisted ones included.
     same prompt with another seed, of its steps
@@ -99,9 +102,9 @@ def in_process(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         simdev.install_from_text("cuda:1:4g")
     if options.process == "write":
         for size in dict.fromkeys((options.warm, options.size)):
-            bench_models.model_file(case.family, size, case.fp8)
+            bench_models.model_file(case.family, size, case.kind)
         return machine(options), None
-    path, small = (bench_models.path_of(case.family, size, case.fp8) for size in (options.size, options.warm))
+    path, small = (bench_models.path_of(case.family, size, case.kind) for size in (options.size, options.warm))
     if options.size != "whole":
         case = case.shrunk(options.simulate)
     if options.process == "diffusers":
@@ -130,6 +133,21 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
     about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     about["host"] = runpy.run_path(str(tree / "comfyui_version.py"))["__version__"]
     return {**about, "link": None if options.simulate else link_speed()}
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def commit() -> str:
+    """Of this tree, as git tells it, or as `tests/gpu/bundle.py` has noted it for a machine without git."""
+    noted = HERE / ".bundle" / "commit"
+    with suppress(OSError, subprocess.CalledProcessError):
+        asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return noted.read_text().strip() if noted.exists() else "unknown"
 
 
 def child(options: argparse.Namespace, what: str, case: str) -> dict[str, Any]:
@@ -171,7 +189,8 @@ class Run:
         }
         self.results["machine"] = parts.machine_of(self.results["parts"])
         command = " ".join(["python", "benchmarks/time_to_picture.py", *sys.argv[1:]])
-        self.part: dict[str, Any] = {"date": datetime.date.today().isoformat(), "command": command, "machine": {}}
+        date = datetime.date.today().isoformat()
+        self.part: dict[str, Any] = {"date": date, "command": command, "commit": commit(), "machine": {}}
         self.links: list[float] = []
 
     @property
@@ -185,13 +204,13 @@ class Run:
 
     def measure(self) -> None:
         cases = [case for case in CASES.values() if case in self.chosen or case.name in self.needed]
-        for file in dict.fromkeys((case.family, case.fp8) for case in cases):
-            with_it = [case for case in cases if (case.family, case.fp8) == file]
+        for file in dict.fromkeys((case.family, case.kind) for case in cases):
+            with_it = [case for case in cases if (case.family, case.kind) == file]
             if not self.over and any(self._missing(case, self.options.rounds) for case in with_it):
                 self._measure_file(with_it)
 
     def _measure_file(self, cases: list[Case]) -> None:
-        path = Path(bench_models.path_of(cases[0].family, self.options.size, cases[0].fp8))
+        path = Path(bench_models.path_of(cases[0].family, self.options.size, cases[0].kind))
         self._delete_files(keep=path)
         if path.exists():
             _into_the_page_cache(path)
@@ -238,7 +257,7 @@ class Run:
     def _delete_files(self, keep: Path | None = None) -> None:
         """There is room for one large model on a small disk."""
         sizes = (self.options.warm, self.options.size)
-        for each in itertools.product(bench_models.FAMILIES, sizes, (False, True)):
+        for each in itertools.product(bench_models.FAMILIES, sizes, bench_models.KINDS):
             path = Path(bench_models.path_of(*each))
             if path != keep and not self.options.keep_files:
                 path.unlink(missing_ok=True)
@@ -269,6 +288,9 @@ def main() -> int:
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--process", choices=(*SIDES, "write"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds and not options.process and not options.simulate and not has_cuda():
+        print("There is no NVIDIA GPU here: tiny models on a simulated one show that all of it runs.", flush=True)
+        options.simulate = True
     options.warm = "tiny" if options.simulate else "small"
     options.size = options.warm if options.simulate or options.small else "whole"
     if options.simulate and options.host is None:

@@ -19,7 +19,7 @@ class Case:
 
     `card` is the GB of the GPU that a ballast leaves; None: no ballast. `steps` are those of the second prompt.
     `allocation` is what the Place Model node is given instead of mode auto. With `lora` the first prompt has a LoRA.
-    `size` is that of the model file, one of `bench_models.SIZES`.
+    `kind` is how its weights are stored, one of `bench_models.KINDS`, `size` that of the file, one of its `SIZES`.
     Without `hoist` no layers are computed ahead; with it the setting is left as it is.
     `fits`: the card holds the whole model, so that no side streams anything, and they tie.
     """
@@ -31,7 +31,7 @@ class Case:
     height: int = 1024
     frames: int = 1
     steps: int = 10
-    fp8: bool = False
+    kind: str = "bf16"
     lora: bool = False
     allocation: str | None = None
     size: str = "whole"
@@ -54,7 +54,7 @@ class Case:
         return {self.resident: "core"} | (baked if self.lora else {})
 
     def _draws_as(self, case: Case) -> bool:
-        same = ("family", "width", "height", "frames", "fp8")
+        same = ("family", "width", "height", "frames", "kind")
         return all(getattr(self, name) == getattr(case, name) for name in same)
 
     @property
@@ -94,10 +94,14 @@ _LIST = (
     Case("flux-16-lora", card=16, lora=True),
     Case("flux-half", allocation="cuda:0,50%;cpu,*"),
     Case("flux-half-streamed", allocation="cuda:0,50%;cpu,*", hoist=False),
-    Case("flux-fp8", fp8=True),
-    Case("flux-16-fp8", card=16, fp8=True, fits=True),
-    Case("flux-8-fp8", card=8, fp8=True),
-    Case("flux-6-fp8", card=6, fp8=True),
+    Case("flux-fp8", kind="fp8"),
+    Case("flux-16-fp8", card=16, kind="fp8", fits=True),
+    Case("flux-8-fp8", card=8, kind="fp8"),
+    Case("flux-6-fp8", card=6, kind="fp8"),
+    Case("flux-scaled-fp8", kind="scaled"),
+    Case("flux-scaled-fp8-lora", kind="scaled", lora=True),
+    Case("flux-8-scaled-fp8", card=8, kind="scaled"),
+    Case("flux-8-scaled-fp8-lora", card=8, kind="scaled", lora=True),
     Case("wan-1", **_WAN),
     Case("wan-16-1", card=16, **_WAN),
     Case("wan-33", frames=33, steps=5, **_WAN),

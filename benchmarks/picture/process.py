@@ -56,7 +56,7 @@ def measure(case: Case, side: str, path: str, small: str) -> tuple[dict[str, Any
         result |= {**studio.stamps, "ram_first": ram.highest - before, **promised(model)}
         timed("second", lambda: studio.draw(model, case.steps, loras[0], settled=True))
         result |= {"step": studio.seconds_per_step, "second_first_step": studio.stamps["first_step"]}
-        result |= {"free": studio.least_free, **plan_of(model)}
+        result |= {"free": studio.least_free, **plan_of(model), **waited(model)}
         if case.lora:
             timed("change", lambda: studio.draw(model, 4, loras[1]))
             timed("change_8", lambda: studio.draw(model, 8, loras[2]))
@@ -99,12 +99,13 @@ class Studio:
     ) -> tuple[Any, torch.Tensor]:
         self._patched = None
         begin = time.perf_counter()
-        model = host.load(path)
-        loaded = time.perf_counter()
-        before = {"load": loaded - begin}
-        if place is not None:
-            model = place(model)
-            before["place"] = time.perf_counter() - loaded
+        with torch.inference_mode():  # as ComfyUI runs all nodes
+            model = host.load(path)
+            loaded = time.perf_counter()
+            before = {"load": loaded - begin}
+            if place is not None:
+                model = place(model)
+                before["place"] = time.perf_counter() - loaded
         drawn = self.draw(model, steps, lora)
         self.stamps = {**before, **self.stamps}
         return drawn
@@ -122,7 +123,8 @@ class Studio:
         from comfy.model_base import BaseModel
 
         if self._patched is None or self._patched[0] is not lora:  # ComfyUI keeps what the LoRA's node has returned
-            self._patched = lora, comfy.sd.load_lora_for_models(model, None, lora, 0.7, 0)[0] if lora else model
+            with torch.inference_mode():
+                self._patched = lora, comfy.sd.load_lora_for_models(model, None, lora, 0.7, 0)[0] if lora else model
         patched = self._patched[1]
         called, stamps, apply_model = [], [], BaseModel.apply_model
 
@@ -178,6 +180,20 @@ def promised(model: Any) -> dict[str, Any]:
         return {}
     estimate, forecast = placed.plan.forecast, placed.states.of(model).forecast()
     return {"estimate": estimate and estimate.step, "forecast": forecast and forecast.step}
+
+
+def waited(model: Any) -> dict[str, Any]:
+    """Of a step timed by events: seconds, and those in which the GPU waited for weights."""
+    placed = getattr(model, "placed", None)
+    if placed is None:
+        return {}
+    state = placed.states.of(model)
+    state.forecast()  # takes in what was timed
+    facts = state.steps._facts.get(state.steps._latest)
+    if facts is None:
+        return {}
+    seconds = facts.time.seconds
+    return {"timed": seconds, "waited": seconds - sum(facts.time.computing.values())}
 
 
 def plan_of(model: Any) -> dict[str, Any]:

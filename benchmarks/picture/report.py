@@ -35,6 +35,9 @@ FIGURES = {
     "hoisted": ("of these, in the first step only, GB", GB),
     "estimate": ("s/step, estimated when placed", 1.0),
     "forecast": ("s/step, forecast after the first prompt", 1.0),
+    "timed": ("s/step, by the GPU's events", 1.0),
+    "waited": ("of this, waiting for weights, s", 1.0),
+    "second_of_steps": ("second prompt, of its number of steps times s/step", 1.0),
     "limit": ("limit, s/step", 1.0),
     "limit_unhoisted": ("limit without computing ahead, s/step", 1.0),
 }
@@ -45,7 +48,10 @@ _PROCESS = {"imports": "importing", "warm_up": "warming up", "measured": "measur
 def markdown(results: dict[str, Any]) -> str:
     rows = _with_limits(results)
     sides = [side for side in SIDES if any(row["side"] == side for row in rows)]
-    lines = [f"{part['date']} `{part['command']}`" for part in results.get("parts", [])]
+    lines = [
+        f"{part['date']} `{part['command']}`{part.get('commit') and ' at ' + part['commit'] or ''}"
+        for part in results.get("parts", [])
+    ]
     lines += ["", ", ".join(f"{name} {value}" for name, value in results.get("machine", {}).items()), ""]
     lines += _table("case", "figure, median (least to most)", *sides, "ours/core")
     for case in CASES:
@@ -66,6 +72,8 @@ def markdown(results: dict[str, Any]) -> str:
 def _with_limits(results: dict[str, Any]) -> list[Row]:
     """The rows, ours with the limits of a step."""
     known, rows = facts(results), [dict(row) for row in results["rows"]]
+    for row in rows:
+        row["second_of_steps"] = quotient(row.get("second"), row["steps"] * row["step"] if "step" in row else None)
     for case in CASES:
         for ours, core in rounds(rows, case):
             ours["limit"] = known.limit(ours, core)

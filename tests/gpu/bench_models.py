@@ -1,4 +1,4 @@
-"""Random model files in bf16 or fp8 with true shapes and the real names of weights, so that ComfyUI recognises them.
+"""Random model files in bf16, fp8 or scaled fp8 with true shapes and the names by which ComfyUI recognises them.
 
     python tests/gpu/bench_models.py FAMILY [SIZE]
 
@@ -17,6 +17,8 @@ from pathlib import Path
 
 Weight = tuple[str, tuple[int, ...], float | None]
 """Name, shape, and the standard deviation of its values; None: all are 1."""
+SCALED = 64.0
+"""The standard deviation of what is stored of a scaled weight."""
 Linears = dict[str, tuple[int, int]]
 """Outputs and inputs by name."""
 
@@ -111,6 +113,9 @@ def qwen(layers: int, dim: int = 3072) -> Iterator[Weight]:
 
 
 FAMILIES = {"flux": flux, "wan": wan, "qwen": qwen}
+KINDS = ("bf16", "fp8", "scaled")
+"""How weights are stored. `fp8`: all of them so; `scaled`: the linears of the blocks in fp8, each with a scale, in the
+form of ComfyUI's own tools, and the rest in bf16."""
 
 
 def _linears(prefix: str, table: Linears) -> Iterator[Weight]:
@@ -134,38 +139,50 @@ def model_path(name: str) -> str:
     return str(folder / name)
 
 
-def path_of(family: str, size: str, fp8: bool = False) -> str:
-    return model_path(f"{family}_shaped_{size}{'_fp8' * fp8}.safetensors")
+def path_of(family: str, size: str, kind: str = "bf16") -> str:
+    return model_path(f"{family}_shaped_{size}{'' if kind == 'bf16' else f'_{kind}'}.safetensors")
 
 
-def model_file(family: str, size: str, fp8: bool = False) -> str:
-    """The path of a model file, which is written if it is not there yet. With `fp8` all weights are float8_e4m3fn."""
-    path = path_of(family, size, fp8)
+def model_file(family: str, size: str, kind: str = "bf16") -> str:
+    """The path of a model file, which is written if it is not there yet."""
+    path = path_of(family, size, kind)
     if not os.path.exists(path):
-        write(path, weights(family, size), fp8)
+        write(path, weights(family, size), kind)
     return path
 
 
-def write(path: str, tensors: Iterable[Weight], fp8: bool = False) -> None:
+def write(path: str, tensors: Iterable[Weight], kind: str = "bf16") -> None:
     """Weight by weight, made on the GPU where there is one and written by several threads. No two have equal values.
 
     A file that is there is complete, and on the disk: writing it does not slow down what is measured next.
     """
     entries, at = [], 0
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    about = {"format": "pt"}
+    header: dict[str, object] = {"__metadata__": about}
+    layers: dict[str, dict[str, str]] = {}
     for name, shape, scale in tensors:
-        size = (2 - fp8) * math.prod(shape)
-        header[name] = {"dtype": "F8_E4M3" if fp8 else "BF16", "shape": shape, "data_offsets": [at, at + size]}
-        entries.append((shape, scale, at))
+        scaled = kind == "scaled" and len(shape) == 2 and "blocks." in name
+        dtype = "F8_E4M3" if scaled or kind == "fp8" else "BF16"
+        size = (1 if dtype == "F8_E4M3" else 2) * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        entries.append((shape, SCALED if scaled else scale, at, dtype))
         at += size
+        if scaled:
+            assert scale is not None
+            layers[name.removesuffix(".weight")] = {"format": "float8_e4m3fn"}
+            header[f"{name}_scale"] = {"dtype": "F32", "shape": [], "data_offsets": [at, at + 4]}
+            entries.append(((), scale / SCALED, at, "F32"))
+            at += 4
+    if layers:
+        about["_quantization_metadata"] = json.dumps({"layers": layers})
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(f"{path}.part", "wb", buffering=0) as file, ThreadPoolExecutor(8) as pool:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + at)
         jobs = [
-            pool.submit(_write_one, file.fileno(), 8 + len(text) + start, seed, shape, scale, fp8)
-            for seed, (shape, scale, start) in enumerate(entries)
+            pool.submit(_write_one, file.fileno(), 8 + len(text) + start, seed, shape, scale, dtype)
+            for seed, (shape, scale, start, dtype) in enumerate(entries)
         ]
         for job in jobs:
             job.result()
@@ -173,17 +190,19 @@ def write(path: str, tensors: Iterable[Weight], fp8: bool = False) -> None:
     os.replace(f"{path}.part", path)
 
 
-def _write_one(file: int, at: int, seed: int, shape: tuple[int, ...], scale: float | None, fp8: bool) -> None:
+def _write_one(file: int, at: int, seed: int, shape: tuple[int, ...], scale: float | None, dtype: str) -> None:
     import torch
 
     gpu = torch.cuda.is_available()
     device = "cuda" if gpu else "cpu"
-    if scale is None:
+    if dtype == "F32":
+        values = torch.tensor(scale, dtype=torch.float32, device=device)
+    elif scale is None:
         values = torch.ones(shape, dtype=torch.bfloat16, device=device)
     else:
         random = torch.Generator(device=device).manual_seed(seed)
         values = torch.randn(shape, dtype=torch.bfloat16, device=device, generator=random) * scale
-    if fp8:
+    if dtype == "F8_E4M3":
         values = values.to(torch.float8_e4m3fn)
     if gpu:
         values = torch.empty(shape, dtype=values.dtype, pin_memory=True).copy_(values)

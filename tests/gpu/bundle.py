@@ -3,8 +3,9 @@
     python tests/gpu/bundle.py COMFYUI_TREE [FOLDER]
 
 FOLDER (`.bundle` by default) gets a slim ComfyUI (without the largest tokenizers, tests and templates), under `site/`
-the packages that importing it needs and that such a machine lacks, and under `wheels/`, packed, those that only its
-server needs. comfy-kitchen goes without its compiled libraries, comfy-aimdo (DynamicVRAM) with it. About 59 MB.
+the packages that importing it needs and that such a machine lacks, under `wheels/`, packed, those that only its server
+needs, and in `commit` that of this tree. comfy-kitchen goes without its compiled libraries, comfy-aimdo (DynamicVRAM)
+with it. About 59 MB.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def main(tree: str, folder: str = ".bundle") -> None:
                 archive.extractall(target / "site")
     pinned = [pin.split()[0] for pin in PINS.read_text().splitlines() if pin.partition("==")[0] in SERVER]
     _download(target / "wheels", PLATFORM, pinned)
+    described = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, capture_output=True, text=True, check=False).stdout
+    (target / "commit").write_text(commit or "unknown\n")
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     sys.stdout.write(f"{target}: {size / 1e6:.1f} MB\n")
 

@@ -42,8 +42,9 @@ def test_only_cases_without_hoisting_change_the_setting() -> None:
 
 def test_fp8_is_judged_where_bytes_have_to_be_streamed() -> None:
     judged = {rule.text: {case for case in rule.cases if "fp8" in case} for rule in rules.RULES}
-    assert judged.pop("pictures that differ from core's") == {"flux-16-fp8", "flux-8-fp8", "flux-6-fp8"}
-    assert judged["loading plus four steps, of core's"] == judged["s/step, of core's"] == {"flux-8-fp8", "flux-6-fp8"}
+    streamed = {"flux-8-fp8", "flux-6-fp8", "flux-8-scaled-fp8"}
+    assert judged.pop("pictures that differ from core's") == {*streamed, "flux-16-fp8", "flux-8-scaled-fp8-lora"}
+    assert judged["loading plus four steps, of core's"] == judged["s/step, of core's"] == streamed
     assert all("flux-16-fp8" not in cases for cases in judged.values())
 
 
