@@ -24,7 +24,8 @@ The prompts of a process, in this order, and what is measured:
     timed, waited
                 a step as timed by the GPU's events, and how long the GPU waited for weights in it
     estimate    seconds per step as estimated when the model was placed
-    forecast    the same after the first prompt, before the second one: what is promised for the steps that follow
+    forecast    the same after the first prompt, before the second one: what is promised for the steps that follow;
+                `simulated`: what the planner's simulator says with the times measured in the first prompt
 
 T is the step with all weights resident, core's without ballast. B is the link, measured by each call for each model
 file; its median counts. The lines that must hold:

@@ -94,6 +94,7 @@ _LIST = (
     Case("flux-16-lora", card=16, lora=True),
     Case("flux-half", allocation="cuda:0,50%;cpu,*"),
     Case("flux-half-streamed", allocation="cuda:0,50%;cpu,*", hoist=False),
+    *(Case(f"flux-{100 - share}-streamed", allocation=f"cuda:0,{share}%;cpu,*", hoist=False) for share in (75, 25, 0)),
     Case("flux-fp8", kind="fp8"),
     Case("flux-16-fp8", card=16, kind="fp8", fits=True),
     Case("flux-8-fp8", card=8, kind="fp8"),

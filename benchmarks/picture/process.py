@@ -179,7 +179,8 @@ def promised(model: Any) -> dict[str, Any]:
     if placed is None:
         return {}
     estimate, forecast = placed.plan.forecast, placed.states.of(model).forecast()
-    return {"estimate": estimate and estimate.step, "forecast": forecast and forecast.step}
+    simulated = forecast and (forecast.simulated or forecast.step)
+    return {"estimate": estimate and estimate.step, "forecast": forecast and forecast.step, "simulated": simulated}
 
 
 def waited(model: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ FIGURES = {
     "hoisted": ("of these, in the first step only, GB", GB),
     "estimate": ("s/step, estimated when placed", 1.0),
     "forecast": ("s/step, forecast after the first prompt", 1.0),
+    "simulated": ("s/step, by the simulator then", 1.0),
     "timed": ("s/step, by the GPU's events", 1.0),
     "waited": ("of this, waiting for weights, s", 1.0),
     "second_of_steps": ("second prompt, of its number of steps times s/step", 1.0),
