@@ -14,14 +14,17 @@ from tests.engine.studio import Studio
 LAYOUTS = {"float8_e4m3fn": "TensorCoreFP8E4M3Layout", "nvfp4": "TensorCoreNVFP4Layout"}
 
 
-def quantised_file(studio: Studio, quantisation: str, target: Path) -> Path:
-    """The tiny Flux with the linear layers of its blocks quantised, in the file format of ComfyUI's own tools."""
+def quantised_file(studio: Studio, quantisation: str, target: Path, times: float = 1.0) -> Path:
+    """The tiny Flux, its weights multiplied, with the linear layers of its blocks quantised, in the file format of
+    ComfyUI's own tools.
+    """
     from comfy.quant_ops import QuantizedTensor
     from safetensors.torch import load_file, save_file
 
     tensors: dict[str, torch.Tensor] = {}
     layers: dict[str, Any] = {}
-    for name, tensor in load_file(studio.models / "diffusion_models" / "toy_flux.safetensors").items():
+    for name, plain in load_file(studio.models / "diffusion_models" / "toy_flux.safetensors").items():
+        tensor = plain * times
         layer, _, part = name.rpartition(".")
         if part == "weight" and tensor.dim() == 2 and "_blocks." in name:
             quantised = QuantizedTensor.from_float(tensor, LAYOUTS[quantisation], scale="recalculate")
