@@ -192,6 +192,16 @@ def test_keep_loaded_is_changed_by_running_the_node_again(keeper: Keeper) -> Non
     assert keeper.models() == []
 
 
+def test_a_step_that_fails_at_the_end_of_a_prompt_skips_no_other(keeper: Keeper) -> None:
+    keeper.run(short(58, model="keep"))
+    keeper.client.raw("/lifecycle/trip", {})
+    with keeper.said() as lines:
+        keeper.run(short(58, model="default"))
+        keeper.wait_idle()
+    assert sum("tripped on purpose" in line for line in lines) == 1, "ComfyUI logs it"
+    assert keeper.held() == []
+
+
 def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:
     """Each made a model of its own, so one leaves and one stays."""
     workflow = short(51, model="keep")

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import comfy.cli_args
@@ -251,12 +252,16 @@ class FreeFlow:
             self._cycle.chosen = True
 
     def prompt_ended(self) -> None:
-        """Runs on the prompt worker just before it looks at the flags of the queue."""
+        """Runs on the prompt worker just before it looks at the flags of the queue. No step is skipped if one fails."""
         self._cycle.placed = self._cycle.placed or self._placed_among(entries())  # one may have been handed back
-        self.tidy()
-        self._learn()
-        self.retention.release_cycle(unless_recorded=False)
-        self.retention.prompt_ended()
+        with ExitStack() as steps:  # which runs them from the last one to the first
+            steps.callback(self._watch_pressure)
+            steps.callback(self.retention.prompt_ended)
+            steps.callback(self.retention.release_cycle, unless_recorded=False)
+            steps.callback(self._learn)
+            steps.callback(self.tidy)
+
+    def _watch_pressure(self) -> None:
         if self._pressure is not None and self._pressure.next_release(ram_used()) is not None:
             self.ask_for_all("RAM is short")
 

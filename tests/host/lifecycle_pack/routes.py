@@ -221,6 +221,19 @@ def _add_interference(routes: web.RouteTableDef) -> None:
         recorder.take = taking
         return web.Response()
 
+    @routes.post("/lifecycle/trip")
+    async def trip(_: web.Request) -> web.Response:
+        """Let a step at the end of a prompt fail, once."""
+        flow = _module("runtime").current().free_flow
+        learn = flow._learn
+
+        def failing() -> None:
+            flow._learn = learn
+            raise RuntimeError("tripped on purpose")
+
+        flow._learn = failing
+        return web.Response()
+
     @routes.post("/lifecycle/gate")
     async def gate(request: web.Request) -> web.Response:
         (nodes.GATE.set if (await request.json())["open"] else nodes.GATE.clear)()
