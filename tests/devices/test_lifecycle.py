@@ -151,8 +151,11 @@ def test_a_kept_model_may_be_moved_to_ram_when_another_needs_the_memory(machine:
     )
     assert "Flux" not in machine.objects() and "Flux" in machine.held()
     machine.client.post("/simdev", {"limit": {ONE: 6 << 30}})
-    machine.free(**BOTH)
+    with machine.said() as lines:
+        machine.free(**BOTH)
     assert "Flux" in machine.held()
+    words = "SD3ClipModel_ unloaded (not set to keep); Flux stays (set to keep, in RAM)"
+    assert sum(words in line for line in lines) == 1
     assert machine.draw(workflow) == picture and machine.objects()["Flux"] == before
 
 

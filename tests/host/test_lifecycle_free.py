@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -108,9 +109,35 @@ def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> No
 def test_pinned_stays_and_unmanaged_goes(keeper: Keeper) -> None:
     keeper.run(short(45, model="keep"))
     before = keeper.objects()
-    keeper.free(**BOTH)
+    with keeper.said() as lines:
+        keeper.free(**BOTH)
     assert keeper.objects() == {"Flux": before["Flux"]}
     assert keeper.held() == ["Flux"]
+    assert sum("TAESD unloaded (not set to keep); Flux stays (set to keep)" in line for line in lines) == 1
+
+
+def test_a_kept_model_that_was_moved_to_ram_is_named_too(keeper: Keeper) -> None:
+    """Another model needed its device. Then it is held, but not loaded."""
+    keeper.run(short(59, model="keep"))
+    keeper.client.post("/lifecycle/unload", {"model": "Flux"})
+    assert keeper.names() == ["TAESD"] and keeper.held() == ["Flux"]
+    for words in (
+        "TAESD unloaded (not set to keep); Flux stays (set to keep, in RAM)",
+        "Flux stays (set to keep, in RAM)",
+    ):
+        with keeper.said() as lines:
+            keeper.free(unload_models=True)
+        assert sum(re.search(rf"free \d+: {re.escape(words)}$", line) is not None for line in lines) == 1
+    (newest, *_) = keeper.client.get("/multigpu/history")["frees"]
+    assert newest["retained"] == [{"name": "Flux", "reason": "set to keep, in RAM"}] and newest["ejected"] == []
+    assert keeper.held() == ["Flux"]
+
+
+def test_without_a_choice_nothing_is_kept(keeper: Keeper) -> None:
+    keeper.run(short(60, model="default"))
+    with keeper.said() as lines:
+        keeper.free(unload_models=True)
+    assert sum("TAESD, Flux unloaded (nothing is set to keep)" in line for line in lines) == 1
 
 
 def test_out_of_memory_takes_everything_and_the_next_prompt_works(keeper: Keeper) -> None:

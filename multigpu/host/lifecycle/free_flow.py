@@ -45,6 +45,8 @@ USUAL_LIMIT = 85
 
 FOR_ONE_MORE_PROMPT = "not set to eject: until the next prompt is over"
 """Why a model stays that nothing was chosen for."""
+IN_RAM = "set to keep, in RAM"
+"""Why a model stays that is not loaded, but held: another one needed its device."""
 
 Noted = tuple["weakref.ref[Any]", str, int]
 """A model that must be there at the end: itself, its class, its id."""
@@ -144,7 +146,7 @@ class FreeFlow:
         loaded = entries()
         out_of_memory = model_management.is_oom(sys.exc_info()[1])
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
-        freed = _freed(decision, free_memory)
+        freed = _freed(decision, [] if out_of_memory else self._kept_in_ram(loaded), free_memory)
         if not self._at_stake(loaded):
             self._noting = self._shown and bool(loaded)
             if self._noting:
@@ -186,6 +188,13 @@ class FreeFlow:
         """
         chosen = any(standing(entry.model.model) is not Standing.DEFAULT for entry in loaded)
         return chosen or self._placed_among(loaded) or self._cycle.chosen or self._cycle.placed or self.held() > 0
+
+    def _kept_in_ram(self, loaded: Sequence[Any]) -> list[Any]:
+        """Patchers of pinned models that are held and not loaded."""
+        there = {id(entry.model.model) for entry in loaded}
+        return [
+            its for its in self.held_patchers() if standing(its.model) is Standing.KEEP and id(its.model) not in there
+        ]
 
     def _placed_among(self, loaded: Iterable[Any]) -> bool:
         return any(entry.model.model in self._placed for entry in loaded)
@@ -411,16 +420,19 @@ def _noted(model: Any) -> Noted:
     return weakref.ref(model), type(model).__name__, id(model)
 
 
-def _freed(decision: Decision[Any], free_memory: bool) -> Freed:
+def _freed(decision: Decision[Any], in_ram: Sequence[Any], free_memory: bool) -> Freed:
+    """What a free does by this decision; patchers `in_ram` are of pinned models that are not loaded."""
     concerned = (*decision.eject, *decision.delegate, *decision.stay, *decision.anchor)
-    names = names_of(entry.model for entry in concerned)
+    names = names_of([*(entry.model for entry in concerned), *in_ram])
 
     def fates(loaded: Iterable[Any], reason: str) -> list[Fate]:
         return [Fate(names[id(entry.model.model)], reason) for entry in loaded]
 
-    left = (*fates(decision.eject, "set to eject"), *fates(decision.delegate, UNLOADED.get(decision.row, "")))
+    row = "some pinned" if in_ram else decision.row
+    left = (*fates(decision.eject, "set to eject"), *fates(decision.delegate, UNLOADED.get(row, "")))
     stays = (*fates(decision.stay, "set to keep"), *fates(decision.anchor, FOR_ONE_MORE_PROMPT))
-    return Freed(time.time(), free_memory, left, stays)
+    waits = (Fate(names[id(patcher.model)], IN_RAM) for patcher in in_ram)
+    return Freed(time.time(), free_memory, left, (*stays, *waits))
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:
