@@ -61,7 +61,7 @@ def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> boo
 def soft_empty_cache_multigpu() -> dict[str, int]:
     """Empty the allocator caches of every device, with a log line for each.
 
-    Returns the bytes that each device with a cache gave back.
+    Returns the bytes that each device gave back, except devices that do not tell.
     """
     given_back = current().free_flow.clear_caches("soft_empty_cache_multigpu")
     return {str(device): count for device, count in given_back.items()}

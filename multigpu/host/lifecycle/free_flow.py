@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,9 +22,9 @@ import comfy.cli_args
 from comfy import model_management
 from server import PromptServer
 
-from ...devices.caches import all_cached, clear_caches, log_caches, trim_heap
+from ...devices.caches import all_reserved, clear_caches, log_given_back, trim_heap
 from ...errors import HostIncompatible
-from ...lifecycle.free_cycle import FreeCycle, Phase
+from ...lifecycle.free_cycle import FreeCycle
 from ...lifecycle.policy import UNLOADED, Decision, Standing, decide
 from ...lifecycle.pressure import Pressure, Release
 from ...plan import DeviceId
@@ -82,7 +82,7 @@ class FreeFlow:
             model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all
         )
         self._soft = Replacement(
-            model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
+            model_management, "soft_empty_cache", ("force",), "the end of a free", self._soft_empty_cache
         )
         self.frees = FreeHistory()
         self._free_memory = False
@@ -95,8 +95,8 @@ class FreeFlow:
         self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that their user has ejected outside of any workflow, until they have left."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
-        self._cached: dict[DeviceId, int | None] = {}
-        """What the caches of the devices had when the last free began."""
+        self._reserved: dict[DeviceId, int | None] = {}
+        """What the allocators of the devices held when the last free began."""
 
     # -- on and off -------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class FreeFlow:
             return
         kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
         name = self._cycle.begin()
-        self._cached = all_cached(self._accelerators())
+        self._reserved = self.reserved()
         self.frees.begin(self._recorder.take(name, "pre-unload"), freed)
         try:
             if out_of_memory or (decision.whole and not self.retention.pinned()):
@@ -231,20 +231,17 @@ class FreeFlow:
             self._recorder.take(self._cycle.name, "post-reset")
 
     def _soft_empty_cache(self, force: bool = False) -> None:
-        cycle = self._cycle
-        if cycle.phase is Phase.UNLOADING or (cycle.phase is Phase.NONE and not self._at_stake(entries())):
-            self._soft.original(force)
-            if self._noting:
-                self._noting = False
-                self.frees.note(self._look("post-gc"))
-            return
+        """The host's function is enough: torch empties the caches of all devices of a kind, also those of plug-ins."""
         self._soft.original(force)
-        clear_caches(self._accelerators())
-        if cycle.ends(threading.get_ident()):
+        cycle = self._cycle
+        if self._noting:
+            self._noting = False
+            self.frees.note(self._look("post-gc"))
+        elif cycle.ends(threading.get_ident()):
             name, kept = cycle.name, cycle.kept
             self._stop_waiting()
             trim_heap()
-            log_caches(name, self._cached)
+            log_given_back(name, self._reserved)
             cycle.placed = self._placed_among(entries())
             self.frees.note(self._recorder.take(name, "post-gc"))
             _check(name, kept)
@@ -372,11 +369,18 @@ class FreeFlow:
         if len(stay) < len(loaded):
             self._unload_all_but(stay)
 
-    def clear_caches(self, what: str) -> dict[DeviceId, int]:
-        """Empty the allocator caches of all devices for `what`, with a line for each; the bytes they gave back."""
-        before = all_cached(self._accelerators())
+    def reserved(self) -> dict[DeviceId, int | None]:
+        """What the allocators of all devices hold."""
+        return all_reserved(self._accelerators())
+
+    def clear_caches(self, what: str, before: Mapping[DeviceId, int | None] | None = None) -> dict[DeviceId, int]:
+        """Empty the allocator caches of all devices for `what`, with a line for each; the bytes that they gave back.
+
+        That is since they held what `before` says; None: what they hold now.
+        """
+        before = self.reserved() if before is None else before
         clear_caches(before)
-        return log_caches(what, before)
+        return log_given_back(what, before)
 
     def anchor(self, patcher: Any, reason: str) -> None:
         """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""

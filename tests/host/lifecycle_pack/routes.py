@@ -175,7 +175,9 @@ def _add_calls(routes: web.RouteTableDef) -> None:
 
     @routes.post("/lifecycle/soft_empty")
     async def soft_empty(request: web.Request) -> web.Response:
-        model_management.soft_empty_cache(**await request.json())
+        """With arguments, ComfyUI's function first."""
+        if given := await request.json():
+            model_management.soft_empty_cache(**given)
         return web.json_response(_module("api").soft_empty_cache_multigpu())
 
 
