@@ -99,8 +99,11 @@ def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> No
     before = keeper.objects()
     keeper.free(**BOTH)
     with file_opens.watch(keeper.server.spec.models) as opens:
-        assert keeper.draw(workflow) == picture
+        with keeper.said() as lines:
+            assert keeper.draw(workflow) == picture
+            keeper.wait_idle()
         assert set(opens.take()) == {FILES["model"]}
+    assert sum("no longer held in memory (the next prompt is over): TAESD" in line for line in lines) == 1
     after = keeper.objects()
     assert {name: after[name] == before[name] for name in after} == {"Flux": False, "TAESD": True}
     assert keeper.held() == [], "the executor owns them again"

@@ -36,7 +36,7 @@ from ..loaded_models import entries, standing, unload_all_but
 from ..model_files import names_of
 from ..replacements import Replacement
 from .cache_provider import HandBack
-from .retention import THIS_CYCLE, Retention, base_of
+from .retention import THIS_CYCLE, Retention, base_of, given_patcher
 
 log = logging.getLogger("multigpu")
 
@@ -252,7 +252,7 @@ class FreeFlow:
     def prompt_started(self, prompt_id: str) -> None:
         self._stop_waiting()
         self.tidy()
-        self.retention.release_cycle(unless_recorded=True)
+        self.retention.release_cycle("it cannot be handed back", unless_recorded=True)
         prompt = self.retention.prompt_started(prompt_id)
         if self._on and self.retention.take_words(prompt):
             self._cycle.chosen = True
@@ -263,7 +263,7 @@ class FreeFlow:
         with ExitStack() as steps:  # which runs them from the last one to the first
             steps.callback(self._watch_pressure)
             steps.callback(self.retention.prompt_ended)
-            steps.callback(self.retention.release_cycle, unless_recorded=False)
+            steps.callback(self.retention.release_cycle, "the next prompt is over", unless_recorded=False)
             steps.callback(self._learn)
             steps.callback(self.tidy)
 
@@ -275,12 +275,8 @@ class FreeFlow:
         """After a free, if RAM is still short: drop models that are held, pinned ones last."""
         while self._pressure is not None and (release := self._pressure.next_release(ram_used())) is not None:
             if release is Release.RETAINED:
-                held = names_of(self.held_patchers())
-                self.retention.release_cycle(unless_recorded=False)
+                self.retention.release_cycle("RAM is short", unless_recorded=False)
                 self.retention.settle()
-                stay = {id(patcher.model) for patcher in self.held_patchers()}
-                names = ", ".join(name for its, name in held.items() if its not in stay) or "none"
-                log.info("[MultiGPU] RAM is short: models held for the next prompt are dropped (%s)", names)
             elif release is Release.PINNED:
                 pinned = [its for its in self.held_patchers() if standing(its.model) is Standing.KEEP]
                 names = ", ".join(names_of(pinned).values()) or "none"
@@ -325,10 +321,14 @@ class FreeFlow:
             self._cycle.placed = True
 
     def keep(self, component: Any, wanted: Standing) -> None:
-        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
+        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`.
+
+        Raises InputError, and changes nothing, for what is no component with a model.
+        """
+        patcher = given_patcher(component)
         if wanted is Standing.DEFAULT or self.activate():
             self._cycle.chosen = self._on
-            self.retention.set_standing(component, wanted)
+            self.retention.set_standing(patcher, wanted)
 
     def expect_choices(self) -> None:
         """A user looks at the models, and may choose something: record from now on what could be handed back, and what
@@ -382,8 +382,12 @@ class FreeFlow:
         clear_caches(before)
         return log_given_back(what, before)
 
-    def anchor(self, patcher: Any, reason: str) -> None:
-        """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
+    def anchor(self, component: Any, reason: str) -> None:
+        """Hold the patcher of a model: as long as that is pinned, otherwise until the next prompt is over.
+
+        Raises InputError, and changes nothing, for what is no component with a model.
+        """
+        patcher = given_patcher(component)
         if self.activate():
             self.retention.anchor(patcher, reason)
 
