@@ -2,10 +2,11 @@
 
 Other packs import them from `comfyui_multigpu`, inside the functions that use them: packs are loaded in no fixed order,
 and without this pack the import raises ImportError. They work inside ComfyUI only. Where a function of ComfyUI that
-they need differs from what we expect, `set_keep_loaded` does nothing and the others raise HostIncompatible. The
-attribute `_mgpu_unload_distorch_model` on an inner model may be read and set by anyone: True is eject, False is keep;
-without it ComfyUI's own rules apply. It has an effect once a model was placed, or `set_keep_loaded` or
-`add_retention_anchor` was called, which our nodes do when they are told to keep or eject something.
+they need differs from what we expect, `set_keep_loaded` does nothing, `load_once` always loads, those that only look at
+memory work, and the others raise HostIncompatible. The attribute `_mgpu_unload_distorch_model` on an inner model may be
+read and set by anyone: True is eject, False is keep; without it ComfyUI's own rules apply. It has an effect once a
+model was placed, or `set_keep_loaded` or `add_retention_anchor` was called, which our nodes do when they are told to
+keep or eject something.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def force_full_system_cleanup(reason: str = "manual", force: bool = True) -> boo
 def soft_empty_cache_multigpu() -> dict[str, int]:
     """Empty the allocator caches of every device, with a log line for each.
 
-    Returns the bytes that each device with a cache gave back.
+    Returns the bytes that each device gave back, except devices that do not tell.
     """
     given_back = current().free_flow.clear_caches("soft_empty_cache_multigpu")
     return {str(device): count for device, count in given_back.items()}
@@ -70,7 +71,7 @@ def soft_empty_cache_multigpu() -> dict[str, int]:
 def add_retention_anchor(model_patcher: Any, reason: str = "keep_loaded") -> None:
     """Hold a patcher so that it stays when memory is freed: as long as it is pinned, else until the next prompt ends.
 
-    None is ignored.
+    None is ignored. Raises InputError for what is no patcher and no component with a model.
     """
     if model_patcher is not None:
         current().free_flow.anchor(model_patcher, reason)

@@ -76,12 +76,16 @@ def free_bytes(device: DeviceId) -> int | None:
         return _memory_of_a_mac(module)[1]
     ask = getattr(module, "mem_get_info", None)
     try:
-        return None if ask is None else int(ask(device.index)[0])
+        if ask is not None:
+            return int(ask(device.index)[0])
     except RuntimeError:
         if device.type != "xpu":
             raise
-        # Intel's integrated GPUs refuse to tell: count what this process does not hold, as the host does for Intel
-        return int(module.get_device_properties(device.index).total_memory) - int(module.memory_reserved(device.index))
+    if device.type != "xpu":
+        return None
+    # Intel's integrated GPUs refuse to tell, and torch before 2.6 does not ask them: count what this process does not
+    # hold, as the host does for Intel
+    return int(module.get_device_properties(device.index).total_memory) - int(module.memory_reserved(device.index))
 
 
 def identity(device: DeviceId) -> str:

@@ -32,9 +32,20 @@ def cached_bytes(device: DeviceId) -> int | None:
     return max(0, reserved - used - split)
 
 
-def all_cached(devices: Iterable[DeviceId]) -> dict[DeviceId, int | None]:
-    """The `cached_bytes` of each device."""
-    return {device: cached_bytes(device) for device in devices}
+def reserved_bytes(device: DeviceId) -> int | None:
+    """Bytes that the device's allocator holds, in use or cached. None where it does not tell."""
+    module = getattr(torch, device.type, None)
+    if device.type == "mps" and module is not None:
+        return int(module.driver_allocated_memory())
+    ask = getattr(module, "memory_stats", None)
+    if ask is None:
+        return 0 if device.is_cpu else None
+    return int(ask(device.index).get("reserved_bytes.all.current", 0))
+
+
+def all_reserved(devices: Iterable[DeviceId]) -> dict[DeviceId, int | None]:
+    """The `reserved_bytes` of each device."""
+    return {device: reserved_bytes(device) for device in devices}
 
 
 def failed_allocations(device: DeviceId) -> int:
@@ -54,22 +65,21 @@ def clear_caches(devices: Iterable[DeviceId]) -> None:
             _empty(device)
 
 
-def log_caches(what: str, before: Mapping[DeviceId, int | None]) -> dict[DeviceId, int]:
-    """One line for each device: what its cache had `before`, has now, and gave back; the last of those that had any.
+def log_given_back(what: str, before: Mapping[DeviceId, int | None]) -> dict[DeviceId, int]:
+    """One line for each device: what its allocator had reserved `before`, has now, and gave back; the last as result.
 
-    `what` has emptied the caches.
+    `what` has emptied the caches. Devices that do not tell are not in the result.
     """
     given_back = {}
-    for device, cached in before.items():
-        after = cached_bytes(device)
-        if cached is None or after is None:
+    for device, reserved in before.items():
+        after = reserved_bytes(device)
+        if reserved is None or after is None:
             words = "emptied; its driver does not tell how much it holds" if _can_empty(device) else "cannot be emptied"
             log.info("[MultiGPU] %s: cache of %s: %s", what, device, words)
             continue
-        figures = [format_bytes(count) for count in (cached, after, max(0, cached - after))]
-        log.info("[MultiGPU] %s: cache of %s: %s before, %s after, %s given back", what, device, *figures)
-        if cached:
-            given_back[device] = max(0, cached - after)
+        given_back[device] = max(0, reserved - after)
+        figures = [format_bytes(count) for count in (reserved, after, given_back[device])]
+        log.info("[MultiGPU] %s: memory of %s: %s reserved before, %s after, %s given back", what, device, *figures)
     return given_back
 
 

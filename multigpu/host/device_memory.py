@@ -13,6 +13,7 @@ from ..devices.ram import ram
 from ..devices.torch_devices import torch_device
 from ..lifecycle.policy import Standing
 from ..plan import DeviceBudget, DeviceId
+from ..plan.types import UNKNOWN
 from .loaded_models import entries, standing
 
 
@@ -21,11 +22,17 @@ def accelerators(inventory: Inventory) -> Sequence[Device]:
     return () if model_management.cpu_mode() else inventory.accelerators
 
 
-def budgets(devices: Iterable[DeviceId]) -> list[DeviceBudget]:
-    """The devices' memory for one plan: what is free, plus what the host would free by unloading other models."""
+def budgets(devices: Iterable[Device]) -> list[DeviceBudget]:
+    """The devices' memory for one plan: what is free, plus what the host would free by unloading other models.
+
+    Of devices that do not tell it, the host's figure stands for nothing: for DirectML's that is 1 GiB.
+    """
     found = []
-    for device in devices:
-        where = torch_device(device)
+    for each in devices:
+        device, where = each.id, torch_device(each.id)
+        if each.total is None:
+            found.append(DeviceBudget(device, UNKNOWN, UNKNOWN))
+            continue
         total = int(model_management.get_total_memory(where))
         free = int(model_management.get_free_memory(where)) + (0 if device.is_cpu else _unloadable(device))
         if device.is_cpu:

@@ -153,5 +153,6 @@ class Snapshots:
 
 
 def _device(device: Device) -> DeviceMemory:
-    free, cached = free_bytes(device.id) or 0, cached_bytes(device.id) or 0
-    return DeviceMemory(str(device.id), free, device.total or 0, cached, device.name)
+    free, cached = free_bytes(device.id), cached_bytes(device.id) or 0
+    total = 0 if free is None else device.total or 0  # without what is free, nothing is told
+    return DeviceMemory(str(device.id), free or 0, total, cached, device.name)

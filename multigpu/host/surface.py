@@ -195,7 +195,7 @@ SURFACE: tuple[Symbol, ...] = (
            ("output_vae", "output_clip", "embedding_directory", "output_model")),
     # Keep and eject.
     Symbol(_MEMORY, "unload_all_models", _L, "replaced: pinned models stay, flagged ones leave"),
-    Symbol(_MEMORY, "soft_empty_cache", _L, "replaced: empties the caches of all devices", ("force",)),
+    Symbol(_MEMORY, "soft_empty_cache", _L, "replaced: it is the end of a free", ("force",)),
     Symbol(_MEMORY, "reset_cast_buffers", _L, "buffers of an ejected model"),
     Symbol(_MEMORY, "is_oom", _L, "after an out-of-memory error nothing is kept", ("e",)),
     Symbol(_MEMORY, "cpu_mode", _L, "whether the host uses the CPU only"),

@@ -215,15 +215,18 @@ class Ledger:
         self._released(model)
         return self._anchors.pop(id(model), None) is not None
 
-    def release_cycle(self, *, unless_recorded: bool) -> None:
-        """Remove the anchors of models that are not pinned.
+    def release_cycle(self, *, unless_recorded: bool) -> list[Any]:
+        """Remove the anchors of models that are not pinned. Returns their patchers.
 
         With `unless_recorded` only those whose model is in no held record, and so could not be handed back.
         """
         recorded = {id(model) for record in self._all() if record.held for model in record.models()}
-        for key, anchor in list(self._anchors.items()):
-            if not anchor.pinned and not (unless_recorded and key in recorded):
-                self._anchors.pop(key, None)
+        over = [
+            key
+            for key, anchor in self._anchors.items()
+            if not anchor.pinned and not (unless_recorded and key in recorded)
+        ]
+        return [self._anchors.pop(key).patcher for key in over]
 
     def clear(self) -> int:
         """Stop holding anything. Returns how many models were held."""

@@ -184,7 +184,7 @@ def _auto(request: Auto, work: Work, size: ModelSize, budgets: Budgets, compute:
         return {compute: size.total}
     disk = budgets.get(DISK)
     others = [budget if disk is None else beside_disk(budget) for budget in budgets.values()]
-    others = sorted((b for b in others if b.device not in (compute, DISK)), key=lambda b: -b.link_speed)
+    others = sorted((b for b in others if b.known and b.device not in (compute, DISK)), key=lambda b: -b.link_speed)
     best: Quotas | None = None
     best_seconds = float("inf")
     for count in range(1, len(others) + 1):

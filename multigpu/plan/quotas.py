@@ -132,6 +132,11 @@ def _filled_in_order(parts: list[tuple[DeviceId, Part]], mode: Mode, total: int,
 def _in_bytes(amount: int, mode: Mode, total: int, budget: DeviceBudget) -> int:
     if mode is Mode.BYTES:
         return amount
+    if mode is Mode.FRACTION and not budget.known:
+        raise AllocationError(
+            f"a number without a unit is a share of the memory of {budget.device}, but that device does not tell how "
+            f"much it has; write a size or percent of the model, for example {budget.device},4gb or {budget.device},50%"
+        )
     return amount * (total if mode is Mode.RATIO else budget.total) // WHOLE
 
 
@@ -167,6 +172,11 @@ def virtual_quotas(request: VirtualVram, size: ModelSize, budgets: Budgets, comp
 
 def auto_leaving(request: Auto, size: ModelSize, budget: DeviceBudget) -> int:
     """Bytes that have to leave the compute device so that the reserve stays free: none, if the model fits beside it."""
+    if request.reserve is not None and not budget.known:
+        raise AllocationError(
+            f"{format_bytes(request.reserve)} of {budget.device} are to stay free, but that device does not tell how "
+            f"much it has; write auto, or what rests there, for example {budget.device},4gb;cpu,*"
+        )
     reserve = default_reserve(budget) if request.reserve is None else request.reserve
     usable = budget.free - reserve
     if size.total <= usable:

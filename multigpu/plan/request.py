@@ -6,7 +6,7 @@ gives the equal request. `quotas` turns requests into bytes per device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -56,7 +56,7 @@ class Request:
         return []
 
     def renamed(self, name: Callable[[DeviceId], DeviceId]) -> Request:
-        """The request with every device passed through `name`."""
+        """The request with every device passed through `name`. Raises AllocationError if two become the same."""
         return self
 
     def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> Request:
@@ -91,6 +91,7 @@ class Expert(Request):
         return _once(self.compute, *(part.device for part in self.parts))
 
     def renamed(self, name: Callable[[DeviceId], DeviceId]) -> Expert:
+        _check_distinct([part.device for part in self.parts], name)
         parts = tuple(replace(part, device=part.device and name(part.device)) for part in self.parts)
         return replace(self, parts=parts, compute=self.compute and name(self.compute))
 
@@ -135,6 +136,7 @@ class VirtualVram(Request):
         return _once(self.compute, *self.donors)
 
     def renamed(self, name: Callable[[DeviceId], DeviceId]) -> VirtualVram:
+        _check_distinct(self.donors, name)
         return replace(self, donors=tuple(map(name, self.donors)), compute=self.compute and name(self.compute))
 
     def without(self, missing: Collection[DeviceId], compute: DeviceId | None) -> VirtualVram:
@@ -149,6 +151,17 @@ class VirtualVram(Request):
         if others:
             return replace(self, donors=others)
         return replace(self, bytes=0) if compute.is_cpu else self
+
+
+def _check_distinct(devices: Iterable[DeviceId | None], name: Callable[[DeviceId], DeviceId]) -> None:
+    """Raise AllocationError if two of the devices are one on this machine."""
+    named: dict[DeviceId, DeviceId] = {}
+    for device in _once(*devices):
+        other = named.setdefault(name(device), device)
+        if other != device:
+            raise AllocationError(
+                f"{other} and {device} are the same device, {name(device)}; write only one of the two"
+            )
 
 
 def _once(*devices: DeviceId | None) -> list[DeviceId]:

@@ -28,6 +28,9 @@ PEER_BANDWIDTH = 12e9
 DISK_BANDWIDTH = 2e9
 """Assumed speed from the model file when nothing was measured: an NVMe drive of an older generation."""
 
+UNKNOWN = 1 << 62
+"""Stands for the memory of a device that does not tell how much it has: more bytes than any model."""
+
 
 @total_ordering
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,8 @@ class DeviceBudget:
     """What a device offers to one plan.
 
     `total` is its memory, `free` the bytes that this plan may use of it, `bandwidth` the bytes per second from it to
-    the compute device (None: unknown, see `link_speed`).
+    the compute device (None: unknown, see `link_speed`). If total and free are `UNKNOWN`, whatever a user asks of the
+    device counts as fitting there, and `auto` moves nothing to it or from it.
     """
 
     device: DeviceId
@@ -152,6 +156,11 @@ class DeviceBudget:
             raise InputError(
                 f"{self.device} has a link of {self.bandwidth} bytes/s; give a positive speed, or None if it is unknown"
             )
+
+    @property
+    def known(self) -> bool:
+        """Whether the device tells how much memory it has."""
+        return self.total != UNKNOWN
 
     @property
     def link_speed(self) -> float:

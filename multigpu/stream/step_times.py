@@ -56,7 +56,7 @@ class _Use:
 
 
 class StepTimes:
-    """Times the first steps after each `begin`. Does nothing on a device without events."""
+    """Times the first steps after each `begin`. Does nothing on a device without events that tell the time."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -65,6 +65,8 @@ class StepTimes:
         self._uses: list[_Use] = []
         self._handles: list[Any] = []
         self._timing = False
+        self._tells = True
+        """False once the device's events have turned out not to tell the time."""
         self.paused = False
         """While set, blocks that run are no part of a step."""
         self._first = ""
@@ -75,7 +77,7 @@ class StepTimes:
         if blocks is not self._blocks:
             self.detach()
             self._blocks, self._compute = blocks, compute
-            if self._can_time():
+            if self._tells and self._can_time():
                 for block in blocks:
                     self._watch(block.name, block.module)
         self._plan, self._uses = plan, []
@@ -109,16 +111,13 @@ class StepTimes:
         whole = [step for step in steps if {use.block for use in step} == every and all(use.runs for use in step[:-1])]
         if not whole:
             return None
-        whole.sort(key=lambda step: _seconds(step[0].arrives, step[-1].arrives))
-        step = whole[(len(whole) - 1) // 2]
-        seconds = _seconds(step[0].arrives, step[-1].arrives)
-        if not seconds > 0:  # the clock stands still
+        try:
+            return _median(self._plan, whole)
+        except Exception:  # Intel's events in torch before 2.6 cannot; a vendor's may raise anything
+            log.debug("[MultiGPU] steps are not timed on %s from now on", self._compute, exc_info=True)
+            self._tells = False
+            self.detach()
             return None
-        computing: defaultdict[str, float] = defaultdict(float)
-        for use, after in pairwise(step):
-            computing[use.block] += _seconds(use.runs, after.arrives)
-        given = sum(use.given for use in step[:-1])
-        return StepTime(self._plan, seconds, dict(computing), given)
 
     # -- the hooks ------------------------------------------------------------------------------------------------
 
@@ -153,6 +152,19 @@ class StepTimes:
         event = module.Event(enable_timing=True)
         event.record(module.current_stream(self._compute))
         return event
+
+
+def _median(plan: Plan, steps: list[list[_Use]]) -> StepTime | None:
+    """The time of the median of these steps; None if the clock stands still."""
+    steps.sort(key=lambda step: _seconds(step[0].arrives, step[-1].arrives))
+    step = steps[(len(steps) - 1) // 2]
+    seconds = _seconds(step[0].arrives, step[-1].arrives)
+    if not seconds > 0:
+        return None
+    computing: defaultdict[str, float] = defaultdict(float)
+    for use, after in pairwise(step):
+        computing[use.block] += _seconds(use.runs, after.arrives)
+    return StepTime(plan, seconds, dict(computing), sum(use.given for use in step[:-1]))
 
 
 def _seconds(begin: Event, end: Event) -> float:

@@ -21,7 +21,8 @@ KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 COUNT = 1 if KIND == "mps" else 3
 FLAGS = (*simdev.HOST_FLAGS, "--directml") if KIND == "privateuseone" else simdev.HOST_FLAGS
 TESTS = {
-    "cuda": ["test_lifecycle", "test_smart_memory"], "mps": ["test_one_device"], "privateuseone": ["test_directml"],
+    "cuda": ["test_lifecycle", "test_smart_memory"], "xpu": ["test_lifecycle", "test_old_torch"],
+    "mps": ["test_one_device", "test_old_torch"], "privateuseone": ["test_directml"],
 }  # fmt: skip
 """What is tested for a kind; for all other kinds `test_lifecycle`."""
 SIM = Path(simdev.__file__).parents[1]
@@ -45,8 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @contextmanager
-def started(host: Host, base: Path, *flags: str) -> Iterator[Machine]:
-    """ComfyUI with our pack on simulated devices, started with these flags besides the usual ones."""
+def started(host: Host, base: Path, *flags: str, **changes: Any) -> Iterator[Machine]:
+    """ComfyUI with our pack on simulated devices, started with these flags besides the usual ones, and `changes` of the
+    other fields of `ServerSpec`."""
     try:
         simdev.build(KIND)
     except simdev.NoCompiler as reason:
@@ -60,6 +62,7 @@ def started(host: Host, base: Path, *flags: str) -> Iterator[Machine]:
         runner=(str(SIM / "serve.py"),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": f"{KIND}:{COUNT}:6g"},
         flags=(*FLAGS, *flags),
+        **changes,
     )
     with Server(spec) as server:
         machine = Machine(server)

@@ -6,16 +6,72 @@ ComfyUI takes 1 GiB for the free memory of such a device, so it unloads a model 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from devtools.client import Workflow
 from tests.devices.conftest import Machine
 from tests.host.driver import Picture
-from tests.host.lifecycle import BOTH, flux
+from tests.host.lifecycle import BOTH, flux, short
+from tests.host.workflows import node
+from tests.unit.files.model_files import flux_tensors, write_safetensors
 
 ZERO, ONE = "directml:0", "directml:1"
 TORCH_ZERO, TORCH_ONE = "privateuseone:0", "privateuseone:1"
+
+
+@pytest.fixture(scope="module")
+def large(serving: Machine) -> str:
+    """A Flux of real width with fewer blocks: 1.4 GB, more than ComfyUI assumes to be free. All weights are zero."""
+    tensors = flux_tensors(doubles=1, singles=2)
+    tensors |= {name.replace("query", "key"): shape for name, shape in tensors.items() if "query" in name}
+    return write_safetensors(serving.server.spec.models / "diffusion_models" / "large.safetensors", tensors).name
+
+
+@pytest.mark.parametrize(
+    ("widgets", "homes"),
+    [
+        ({"mode": "auto"}, [ZERO]),
+        ({"mode": "expert", "expert_mode_allocations": "directml:0,1.2gb;cpu,*"}, [ZERO, "cpu"]),
+        ({"mode": "expert", "expert_mode_allocations": "directml:1,1.2gb;directml:0,*"}, [ZERO, ONE]),
+        ({"mode": "virtual VRAM", "virtual_vram_gb": 1.2, "donor_device": "directml:1,cpu"}, [ZERO, ONE]),
+    ],
+)
+def test_a_plan_may_use_more_than_comfyui_assumes(
+    machine: Machine, large: str, widgets: dict[str, Any], homes: list[str]
+) -> None:
+    asked = {"node": "MultiGPUPlaceModel", "inputs": widgets, "files": [large], "folder": "diffusion_models"}
+    plan = machine.client.post("/multigpu/plan", asked)["plan"]
+    assert [*plan["homes"]] == homes
+    assert max(plan["homes"].values()) > 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("auto,3gb", "3.00 GiB of directml:0 are to stay free, but that device does not tell how much it has"),
+        ("0.5", "a share of the memory of directml:0, but that device does not tell how much it has"),
+    ],
+)
+def test_what_needs_the_size_of_the_memory_is_refused(machine: Machine, large: str, text: str, problem: str) -> None:
+    inputs = {"mode": "expert", "expert_mode_allocations": text}
+    asked = {"node": "MultiGPUPlaceModel", "inputs": inputs, "files": [large], "folder": "diffusion_models"}
+    assert problem in machine.client.post("/multigpu/plan", asked)["error"]["message"]
+
+
+def test_another_device_holds_more_than_comfyui_assumes(machine: Machine, large: str) -> None:
+    workflow = short(44, model="default")
+    workflow["model"]["inputs"]["unet_name"] = large
+    widgets = {"mode": "expert", "expert_mode_allocations": "directml:1,1.2gb;directml:0,*"}
+    workflow["place_model"]["inputs"] |= widgets
+    workflow["report"] = node("MultiGPUMemoryReport", value=["sample", 0])
+    for name in ("vae", "decode", "save"):
+        del workflow[name]
+    (text,) = machine.run(workflow).history["outputs"]["report"]["text"]
+    (row,) = machine.models()
+    assert row["storages"].keys() <= {TORCH_ZERO, TORCH_ONE}, text
+    assert machine.allocated(TORCH_ONE) > 1 << 30
 
 
 def spread(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from devtools.client import PromptFailed, Workflow
@@ -23,6 +25,11 @@ def on_devices(seed: int, **wanted: tuple[str, str]) -> Workflow:
     return workflow
 
 
+def given_back(device: str, count: int) -> str:
+    """What the log says when all that the allocator had reserved was given back."""
+    return f"memory of {device}: {format_bytes(count)} reserved before, 0 B after, {format_bytes(count)} given back"
+
+
 def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Machine) -> None:
     workflow = on_devices(91, model=(ONE, "keep"), clip=(TWO, "eject"))
     picture = machine.draw(workflow)
@@ -31,9 +38,12 @@ def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Ma
         "Flux": ONE, "SD3ClipModel_": TWO, "TAESD": ZERO,
     }  # fmt: skip
     assert machine.allocated(ONE) > MODEL_BYTES and machine.allocated(TWO) > CLIP_BYTES
+    reserved = machine.state()["reserved"][TWO]
     with machine.said() as lines:
         machine.free(**BOTH)
-    assert [sum(f"cache of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
+    assert [sum(f"memory of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
+    assert sum(given_back(TWO, reserved) in line for line in lines) == 1
+    assert machine.client.get("/multigpu/history")["frees"][0]["returned"][TWO] == reserved
     after = machine.objects()
     assert after == {name: before[name] for name in ("Flux", "TAESD")}
     assert machine.allocated(ONE) > MODEL_BYTES
@@ -43,6 +53,17 @@ def test_pinned_on_one_device_survives_and_flagged_on_another_leaves(machine: Ma
     assert machine.objects()["Flux"] == before["Flux"]
 
 
+def test_what_leaves_in_the_middle_of_a_workflow_is_given_back(machine: Machine) -> None:
+    workflow = on_devices(106, clip=(TWO, "eject"))
+    workflow["after"] = node("MultiGPUFreeMemory", value=["sample", 0], free="flagged models")
+    workflow["decode"]["inputs"]["samples"] = ["after", 0]
+    with machine.said() as lines:
+        machine.run(workflow)
+    (line,) = (line for line in lines if f"Free Memory: memory of {TWO}: " in line)
+    reserved = re.search(r": (\S+ MiB) reserved before, 0 B after, \1 given back$", line)
+    assert reserved is not None and float(reserved[1].partition(" ")[0]) * 2**20 > CLIP_BYTES, line
+
+
 def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(machine: Machine) -> None:
     workflow = on_devices(94, model=(ONE, "default"), clip=("cpu", "default"))
     machine.draw(workflow)
@@ -50,8 +71,7 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
         "Flux": ONE, "SD3ClipModel_": "cpu", "TAESD": ZERO,
     }  # fmt: skip
     machine.client.post("/simdev", {"cache": 1 << 20})
-    state = machine.state()
-    cached = format_bytes(state["reserved"][TWO] - state["allocated"].get(TWO, 0))
+    cached = machine.state()["reserved"][TWO]
     with machine.said() as lines:
         machine.free(unload_models=True)
     assert machine.objects() == {}, "ComfyUI's own unload leaves models on the CPU"
@@ -59,9 +79,8 @@ def test_what_is_placed_without_a_choice_is_freed_on_every_device_and_the_cpu(ma
     (words,) = (line for line in lines if "(nothing is set to keep)" in line)
     assert all(name in words for name in ("Flux", "SD3ClipModel_", "TAESD"))
     for device in (ZERO, ONE, TWO):
-        assert sum(f"cache of {device}: " in line and "given back" in line for line in lines) == 1
-    known = f"cache of {TWO}: {cached} before, 0 B after, {cached} given back"
-    assert cached != "0 B" and sum(known in line for line in lines) == 1
+        assert sum(f"memory of {device}: " in line and "given back" in line for line in lines) == 1
+    assert cached > 0 and sum(given_back(TWO, cached) in line for line in lines) == 1
     assert machine.draw(flux(95)) and machine.objects()
     with machine.said() as lines:
         machine.free(unload_models=True)
@@ -89,7 +108,7 @@ def test_a_free_covers_the_device_of_a_placed_model_that_was_dropped_before(mach
     machine.client.post("/simdev", {"cache": 1 << 20})
     with machine.said() as lines:
         machine.free(unload_models=True)
-    assert [sum(f"cache of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
+    assert [sum(f"memory of {device}: " in line for line in lines) for device in (ZERO, ONE, TWO)] == [1, 1, 1]
     state = machine.state()
     assert state["reserved"] == state["allocated"], "no cache is left"
     machine.run(short(102))
@@ -151,8 +170,11 @@ def test_a_kept_model_may_be_moved_to_ram_when_another_needs_the_memory(machine:
     )
     assert "Flux" not in machine.objects() and "Flux" in machine.held()
     machine.client.post("/simdev", {"limit": {ONE: 6 << 30}})
-    machine.free(**BOTH)
+    with machine.said() as lines:
+        machine.free(**BOTH)
     assert "Flux" in machine.held()
+    words = "SD3ClipModel_ unloaded (not set to keep); Flux stays (set to keep, in RAM)"
+    assert sum(words in line for line in lines) == 1
     assert machine.draw(workflow) == picture and machine.objects()["Flux"] == before
 
 
@@ -223,11 +245,12 @@ def test_the_caches_of_all_devices_are_cleared(machine: Machine) -> None:
     else:
         pytest.fail("the devices do not keep freed memory in their caches")
     with machine.said() as lines:
-        machine.client.post("/lifecycle/soft_empty", {})
-    own = [line for line in lines if "soft_empty_cache_multigpu: cache of " in line]
+        told = machine.client.post("/lifecycle/soft_empty", {})
+    own = [line for line in lines if "soft_empty_cache_multigpu: memory of " in line]
     assert [device in line for device, line in zip((ZERO, ONE, TWO), own, strict=True)] == [True] * 3
     cleared = machine.state()
     assert cleared["reserved"] == cleared["allocated"]
+    assert told == {device: count - cleared["reserved"][device] for device, count in held["reserved"].items()}
     assert cleared["allocated"][ONE] == held["allocated"][ONE], "what is in use stays"
 
 

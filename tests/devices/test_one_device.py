@@ -71,7 +71,7 @@ def test_parts_on_the_cpu_and_kept_parts(machine: Machine) -> None:
     with machine.said() as lines:
         machine.free(**BOTH)
     assert machine.objects() == {"Flux": before}
-    assert sum(f"cache of {DEVICE}: " in line for line in lines) == 1
+    assert sum(f"memory of {DEVICE}: " in line for line in lines) == 1
     assert machine.draw(workflow) and machine.objects()["Flux"] == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from multigpu.lifecycle.policy import Standing
+from multigpu.plan import DeviceId
 from tests.engine.pack import Pack, decoded, resting, text
 from tests.engine.studio import Studio
 
@@ -182,3 +184,15 @@ def test_a_checkpoint_that_lacks_parts_is_kept_and_ejected(
     assert clip is None and getattr(vae, "first_stage_model", None) is None
     assert standing(model.model).value == choice
     pack.runtime.free_flow.keep(model, Standing.DEFAULT)
+
+
+@pytest.mark.accelerator
+def test_a_device_that_does_not_tell_what_is_free_is_called_unknown(studio: Studio) -> None:
+    """Its driver tells the size of the memory: nothing free of that would be false."""
+    from multigpu.devices.backends import Device
+    from multigpu.host.snapshots import Snapshots
+
+    cpu, silent = studio.placer.inventory.devices[-1], Device(DeviceId("nosuch", 0), "a card", 6 << 30)
+    inventory: Any = SimpleNamespace(accelerators=(silent,), devices=(silent, cpu), links=dict)
+    taken = Snapshots(inventory, list, threading.RLock()).take()
+    assert "nosuch:0 unknown" in taken.line() and taken.to_json()["devices"][0]["used"] is None

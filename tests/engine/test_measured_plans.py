@@ -21,9 +21,8 @@ def leaving(pack: Pack, studio: Studio, stays: int = 20 * MB) -> Auto:
     """An automatic request that leaves `stays` bytes of the compute device to the model and its ring."""
     from multigpu.host.device_memory import budgets
 
-    zero = DeviceId.parse(studio.accelerators[0])
-    (budget,) = budgets([zero])
-    return Auto(reserve=budget.free - stays)
+    zero, *_ = budgets(studio.placer.inventory.devices)
+    return Auto(reserve=zero.free - stays)
 
 
 def planned(pack: Pack, studio: Studio, inventory: object, request: Request, compute: str | None = None) -> Plan | None:

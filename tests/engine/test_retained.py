@@ -163,7 +163,7 @@ def test_only_auto_without_a_reserve_retains(studio: Studio, monkeypatch: pytest
     zero = DeviceId.parse(studio.accelerators[0])
     monkeypatch.setattr(quotas, "default_reserve", lambda budget: budget.free - 20 * MB)
     placer = replace(studio.placer, inventory=measured_once())
-    (budget,) = budgets([zero])
+    budget, *_ = budgets(studio.placer.inventory.devices)
     asked = {Auto(): True, Auto(budget.free - 20 * MB): False, parse_request(f"{zero},20%;cpu,*"): False}
     for request, fills in asked.items():
         model = placer.place(studio.flux(), Target(None, request))

@@ -34,7 +34,20 @@ class Keep:
         set_keep_loaded(given, "keep")
         return (given,)
 
-NODE_CLASS_MAPPINGS = {"KeepNAME": Keep}
+class Wrong:
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "call", "test", True
+    INPUT_TYPES = classmethod(lambda cls: {})
+
+    def call(self):
+        from comfyui_multigpu import add_retention_anchor, set_keep_loaded
+        for give in (lambda: set_keep_loaded(None, "keep"), lambda: add_retention_anchor(5)):
+            try:
+                give()
+            except ValueError as problem:
+                print("NAME was told that", problem, flush=True)
+        return ()
+
+NODE_CLASS_MAPPINGS = {"KeepNAME": Keep, "WrongNAME": Wrong}
 """
 
 
@@ -63,6 +76,10 @@ def test_another_pack_keeps_a_model(start_host: StartHost, others: dict[str, Pat
     comfy = start_host(packs={"another_name": Places.here().root}, **others)
     assert "early_other is loaded before MultiGPU" in comfy.log()
     assert "late_other is loaded after MultiGPU" in comfy.log()
+    comfy.run({"wrong": node("Wronglate_other")})
+    for kind in ("NoneType", "int"):
+        assert f"was told that a {kind} cannot be kept or ejected: it is no MODEL, CLIP" in comfy.log()
+    assert comfy.patched() == [], "what is wrong changes nothing"
     comfy.run(keeping(keeping(flux(seed=3), "model", "Keepearly_other"), "vae", "Keeplate_other"))
     comfy.free(unload_models=True, free_memory=True)
     assert {row["model_class"] for row in comfy.models() if row["alive"]} == {"Flux", "TAESD"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -98,8 +99,11 @@ def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> No
     before = keeper.objects()
     keeper.free(**BOTH)
     with file_opens.watch(keeper.server.spec.models) as opens:
-        assert keeper.draw(workflow) == picture
+        with keeper.said() as lines:
+            assert keeper.draw(workflow) == picture
+            keeper.wait_idle()
         assert set(opens.take()) == {FILES["model"]}
+    assert sum("no longer held in memory (the next prompt is over): TAESD" in line for line in lines) == 1
     after = keeper.objects()
     assert {name: after[name] == before[name] for name in after} == {"Flux": False, "TAESD": True}
     assert keeper.held() == [], "the executor owns them again"
@@ -108,9 +112,35 @@ def test_unmanaged_models_that_stayed_are_handed_back_once(keeper: Keeper) -> No
 def test_pinned_stays_and_unmanaged_goes(keeper: Keeper) -> None:
     keeper.run(short(45, model="keep"))
     before = keeper.objects()
-    keeper.free(**BOTH)
+    with keeper.said() as lines:
+        keeper.free(**BOTH)
     assert keeper.objects() == {"Flux": before["Flux"]}
     assert keeper.held() == ["Flux"]
+    assert sum("TAESD unloaded (not set to keep); Flux stays (set to keep)" in line for line in lines) == 1
+
+
+def test_a_kept_model_that_was_moved_to_ram_is_named_too(keeper: Keeper) -> None:
+    """Another model needed its device. Then it is held, but not loaded."""
+    keeper.run(short(59, model="keep"))
+    keeper.client.post("/lifecycle/unload", {"model": "Flux"})
+    assert keeper.names() == ["TAESD"] and keeper.held() == ["Flux"]
+    for words in (
+        "TAESD unloaded (not set to keep); Flux stays (set to keep, in RAM)",
+        "Flux stays (set to keep, in RAM)",
+    ):
+        with keeper.said() as lines:
+            keeper.free(unload_models=True)
+        assert sum(re.search(rf"free \d+: {re.escape(words)}$", line) is not None for line in lines) == 1
+    (newest, *_) = keeper.client.get("/multigpu/history")["frees"]
+    assert newest["retained"] == [{"name": "Flux", "reason": "set to keep, in RAM"}] and newest["ejected"] == []
+    assert keeper.held() == ["Flux"]
+
+
+def test_without_a_choice_nothing_is_kept(keeper: Keeper) -> None:
+    keeper.run(short(60, model="default"))
+    with keeper.said() as lines:
+        keeper.free(unload_models=True)
+    assert sum("TAESD, Flux unloaded (nothing is set to keep)" in line for line in lines) == 1
 
 
 def test_out_of_memory_takes_everything_and_the_next_prompt_works(keeper: Keeper) -> None:
@@ -190,6 +220,16 @@ def test_keep_loaded_is_changed_by_running_the_node_again(keeper: Keeper) -> Non
     keeper.run(short(50, model="default"))
     keeper.free(**BOTH)
     assert keeper.models() == []
+
+
+def test_a_step_that_fails_at_the_end_of_a_prompt_skips_no_other(keeper: Keeper) -> None:
+    keeper.run(short(58, model="keep"))
+    keeper.client.raw("/lifecycle/trip", {})
+    with keeper.said() as lines:
+        keeper.run(short(58, model="default"))
+        keeper.wait_idle()
+    assert sum("tripped on purpose" in line for line in lines) == 1, "ComfyUI logs it"
+    assert keeper.held() == []
 
 
 def test_two_loaders_of_one_file_with_different_flags(keeper: Keeper) -> None:

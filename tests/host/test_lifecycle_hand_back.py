@@ -190,7 +190,7 @@ def test_short_ram_takes_what_is_held_and_pinned_models_last(
     order = [
         "asks ComfyUI to unload models and empty its cache (RAM is short)",
         "TAESD unloaded (set to eject)",
-        "models held for the next prompt are dropped (SD3ClipModel_)",
+        "no longer held in memory (RAM is short): SD3ClipModel_",
         "models that were set to keep are dropped (Flux)",
         "no longer held in memory (RAM is short): Flux",
     ]

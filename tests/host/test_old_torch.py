@@ -1,6 +1,7 @@
 """An older torch: one that the pack runs with, as far as that can be seen without it, and one that is too old.
 
-On the CPU alone ComfyUI does the loading. The engine runs without newer functions in tests/engine, on the CPU.
+On the CPU alone ComfyUI does the loading. The engine runs without newer functions in tests/engine, on the CPU, and in
+tests/devices, on simulated devices.
 """
 
 from __future__ import annotations

@@ -47,6 +47,13 @@ def test_the_disk_holds_weights_and_does_not_compute() -> None:
         resolver().target("default", parse_request("#disk;1;cpu"))
 
 
+def test_one_device_under_two_names_is_refused() -> None:
+    with pytest.raises(AllocationError, match="rocm:1 and gpu:1 are the same device, cuda:1; write only one"):
+        resolver().target("default", parse_request("rocm:1,8gb;gpu:1,4gb;cpu,*"))
+    missing = parse_request("cuda:7,8gb;cuda:8,4gb;cpu,*")
+    assert resolver(fall_back=True).target("default", missing).request.devices() == [CPU]
+
+
 def test_what_is_not_here_is_refused_with_what_is() -> None:
     for compute, request in (("cuda:7", Auto()), ("default", parse_request("cuda:7,1gb;cpu,*"))):
         with pytest.raises(UnknownDevice, match="cuda:7 is not on this machine, which has cuda:0"):

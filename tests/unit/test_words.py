@@ -33,6 +33,7 @@ FAMILIES = {
             *UNLOADED.values(),
             "set to eject",
             "set to keep",
+            "set to keep, in RAM",
             "not set to eject: until the next prompt is over",
         )
     ],

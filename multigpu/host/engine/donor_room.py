@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 from comfy import model_management
 
+from ...devices.backends import free_bytes
 from ...devices.ram import ram
 from ...devices.torch_devices import torch_device
 from ...plan import CPU, DISK, Plan
@@ -27,8 +28,8 @@ Filed = Callable[[], Collection[str]]
 def make_room(model: torch.nn.Module, plan: Plan, filed: Filed) -> Plan:
     """Unload other models from the donors as far as the plan needs, but none that is loaded along with this one.
 
-    Those need memory to compute in, too. What then has no room on a donor goes to RAM; and what has no room there stays
-    in the model file, if it can.
+    Those need memory to compute in, too. What then has no room on a donor goes to RAM, unless the donor does not tell
+    how much it has; and what has no room there stays in the model file, if it can.
     """
     resting = bytes_by_device(model)
     for home, count in plan.bytes_by_home().items():
@@ -42,7 +43,7 @@ def make_room(model: torch.nn.Module, plan: Plan, filed: Filed) -> Plan:
             continue
         model_management.free_memory(need, device, keep_loaded=in_use)
         short = need - model_management.get_free_memory(device)
-        if short > 0:
+        if short > 0 and free_bytes(home) is not None:
             words = "[MultiGPU] %s has %s less free memory than the plan needs; so much of %s rests in RAM instead"
             log.warning(words, home, format_bytes(int(short)), type(model).__name__)
             plan = relieved(plan, home, short)

@@ -14,16 +14,17 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import comfy.cli_args
 from comfy import model_management
 from server import PromptServer
 
-from ...devices.caches import all_cached, clear_caches, log_caches, trim_heap
+from ...devices.caches import all_reserved, clear_caches, log_given_back, trim_heap
 from ...errors import HostIncompatible
-from ...lifecycle.free_cycle import FreeCycle, Phase
+from ...lifecycle.free_cycle import FreeCycle
 from ...lifecycle.policy import UNLOADED, Decision, Standing, decide
 from ...lifecycle.pressure import Pressure, Release
 from ...plan import DeviceId
@@ -35,7 +36,7 @@ from ..loaded_models import entries, standing, unload_all_but
 from ..model_files import names_of
 from ..replacements import Replacement
 from .cache_provider import HandBack
-from .retention import THIS_CYCLE, Retention, base_of
+from .retention import THIS_CYCLE, Retention, base_of, given_patcher
 
 log = logging.getLogger("multigpu")
 
@@ -44,6 +45,8 @@ USUAL_LIMIT = 85
 
 FOR_ONE_MORE_PROMPT = "not set to eject: until the next prompt is over"
 """Why a model stays that nothing was chosen for."""
+IN_RAM = "set to keep, in RAM"
+"""Why a model stays that is not loaded, but held: another one needed its device."""
 
 Noted = tuple["weakref.ref[Any]", str, int]
 """A model that must be there at the end: itself, its class, its id."""
@@ -79,7 +82,7 @@ class FreeFlow:
             model_management, "unload_all_models", (), "pinned models stay, flagged ones leave", self._unload_all
         )
         self._soft = Replacement(
-            model_management, "soft_empty_cache", ("force",), "the caches of all devices", self._soft_empty_cache
+            model_management, "soft_empty_cache", ("force",), "the end of a free", self._soft_empty_cache
         )
         self.frees = FreeHistory()
         self._free_memory = False
@@ -92,8 +95,8 @@ class FreeFlow:
         self._ejecting: weakref.WeakSet[Any] = weakref.WeakSet()
         """Models that their user has ejected outside of any workflow, until they have left."""
         self._cycle: FreeCycle[Noted] = FreeCycle()
-        self._cached: dict[DeviceId, int | None] = {}
-        """What the caches of the devices had when the last free began."""
+        self._reserved: dict[DeviceId, int | None] = {}
+        """What the allocators of the devices held when the last free began."""
 
     # -- on and off -------------------------------------------------------------------------------------------
 
@@ -143,7 +146,7 @@ class FreeFlow:
         loaded = entries()
         out_of_memory = model_management.is_oom(sys.exc_info()[1])
         decision = decide([(entry, standing(entry.model.model)) for entry in loaded], out_of_memory=out_of_memory)
-        freed = _freed(decision, free_memory)
+        freed = _freed(decision, [] if out_of_memory else self._kept_in_ram(loaded), free_memory)
         if not self._at_stake(loaded):
             self._noting = self._shown and bool(loaded)
             if self._noting:
@@ -152,7 +155,7 @@ class FreeFlow:
             return
         kept = [_noted(entry.model.model) for entry in (*decision.stay, *decision.anchor)]
         name = self._cycle.begin()
-        self._cached = all_cached(self._accelerators())
+        self._reserved = self.reserved()
         self.frees.begin(self._recorder.take(name, "pre-unload"), freed)
         try:
             if out_of_memory or (decision.whole and not self.retention.pinned()):
@@ -185,6 +188,13 @@ class FreeFlow:
         """
         chosen = any(standing(entry.model.model) is not Standing.DEFAULT for entry in loaded)
         return chosen or self._placed_among(loaded) or self._cycle.chosen or self._cycle.placed or self.held() > 0
+
+    def _kept_in_ram(self, loaded: Sequence[Any]) -> list[Any]:
+        """Patchers of pinned models that are held and not loaded."""
+        there = {id(entry.model.model) for entry in loaded}
+        return [
+            its for its in self.held_patchers() if standing(its.model) is Standing.KEEP and id(its.model) not in there
+        ]
 
     def _placed_among(self, loaded: Iterable[Any]) -> bool:
         return any(entry.model.model in self._placed for entry in loaded)
@@ -221,20 +231,17 @@ class FreeFlow:
             self._recorder.take(self._cycle.name, "post-reset")
 
     def _soft_empty_cache(self, force: bool = False) -> None:
-        cycle = self._cycle
-        if cycle.phase is Phase.UNLOADING or (cycle.phase is Phase.NONE and not self._at_stake(entries())):
-            self._soft.original(force)
-            if self._noting:
-                self._noting = False
-                self.frees.note(self._look("post-gc"))
-            return
+        """The host's function is enough: torch empties the caches of all devices of a kind, also those of plug-ins."""
         self._soft.original(force)
-        clear_caches(self._accelerators())
-        if cycle.ends(threading.get_ident()):
+        cycle = self._cycle
+        if self._noting:
+            self._noting = False
+            self.frees.note(self._look("post-gc"))
+        elif cycle.ends(threading.get_ident()):
             name, kept = cycle.name, cycle.kept
             self._stop_waiting()
             trim_heap()
-            log_caches(name, self._cached)
+            log_given_back(name, self._reserved)
             cycle.placed = self._placed_among(entries())
             self.frees.note(self._recorder.take(name, "post-gc"))
             _check(name, kept)
@@ -245,18 +252,22 @@ class FreeFlow:
     def prompt_started(self, prompt_id: str) -> None:
         self._stop_waiting()
         self.tidy()
-        self.retention.release_cycle(unless_recorded=True)
+        self.retention.release_cycle("it cannot be handed back", unless_recorded=True)
         prompt = self.retention.prompt_started(prompt_id)
         if self._on and self.retention.take_words(prompt):
             self._cycle.chosen = True
 
     def prompt_ended(self) -> None:
-        """Runs on the prompt worker just before it looks at the flags of the queue."""
+        """Runs on the prompt worker just before it looks at the flags of the queue. No step is skipped if one fails."""
         self._cycle.placed = self._cycle.placed or self._placed_among(entries())  # one may have been handed back
-        self.tidy()
-        self._learn()
-        self.retention.release_cycle(unless_recorded=False)
-        self.retention.prompt_ended()
+        with ExitStack() as steps:  # which runs them from the last one to the first
+            steps.callback(self._watch_pressure)
+            steps.callback(self.retention.prompt_ended)
+            steps.callback(self.retention.release_cycle, "the next prompt is over", unless_recorded=False)
+            steps.callback(self._learn)
+            steps.callback(self.tidy)
+
+    def _watch_pressure(self) -> None:
         if self._pressure is not None and self._pressure.next_release(ram_used()) is not None:
             self.ask_for_all("RAM is short")
 
@@ -264,12 +275,8 @@ class FreeFlow:
         """After a free, if RAM is still short: drop models that are held, pinned ones last."""
         while self._pressure is not None and (release := self._pressure.next_release(ram_used())) is not None:
             if release is Release.RETAINED:
-                held = names_of(self.held_patchers())
-                self.retention.release_cycle(unless_recorded=False)
+                self.retention.release_cycle("RAM is short", unless_recorded=False)
                 self.retention.settle()
-                stay = {id(patcher.model) for patcher in self.held_patchers()}
-                names = ", ".join(name for its, name in held.items() if its not in stay) or "none"
-                log.info("[MultiGPU] RAM is short: models held for the next prompt are dropped (%s)", names)
             elif release is Release.PINNED:
                 pinned = [its for its in self.held_patchers() if standing(its.model) is Standing.KEEP]
                 names = ", ".join(names_of(pinned).values()) or "none"
@@ -314,10 +321,14 @@ class FreeFlow:
             self._cycle.placed = True
 
     def keep(self, component: Any, wanted: Standing) -> None:
-        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`."""
+        """Pin, flag or unpin the model in a component. The first one that is pinned or flagged calls `activate`.
+
+        Raises InputError, and changes nothing, for what is no component with a model.
+        """
+        patcher = given_patcher(component)
         if wanted is Standing.DEFAULT or self.activate():
             self._cycle.chosen = self._on
-            self.retention.set_standing(component, wanted)
+            self.retention.set_standing(patcher, wanted)
 
     def expect_choices(self) -> None:
         """A user looks at the models, and may choose something: record from now on what could be handed back, and what
@@ -358,14 +369,25 @@ class FreeFlow:
         if len(stay) < len(loaded):
             self._unload_all_but(stay)
 
-    def clear_caches(self, what: str) -> dict[DeviceId, int]:
-        """Empty the allocator caches of all devices for `what`, with a line for each; the bytes they gave back."""
-        before = all_cached(self._accelerators())
-        clear_caches(before)
-        return log_caches(what, before)
+    def reserved(self) -> dict[DeviceId, int | None]:
+        """What the allocators of all devices hold."""
+        return all_reserved(self._accelerators())
 
-    def anchor(self, patcher: Any, reason: str) -> None:
-        """Hold a patcher: as long as its model is pinned, otherwise until the next prompt is over."""
+    def clear_caches(self, what: str, before: Mapping[DeviceId, int | None] | None = None) -> dict[DeviceId, int]:
+        """Empty the allocator caches of all devices for `what`, with a line for each; the bytes that they gave back.
+
+        That is since they held what `before` says; None: what they hold now.
+        """
+        before = self.reserved() if before is None else before
+        clear_caches(before)
+        return log_given_back(what, before)
+
+    def anchor(self, component: Any, reason: str) -> None:
+        """Hold the patcher of a model: as long as that is pinned, otherwise until the next prompt is over.
+
+        Raises InputError, and changes nothing, for what is no component with a model.
+        """
+        patcher = given_patcher(component)
         if self.activate():
             self.retention.anchor(patcher, reason)
 
@@ -406,16 +428,19 @@ def _noted(model: Any) -> Noted:
     return weakref.ref(model), type(model).__name__, id(model)
 
 
-def _freed(decision: Decision[Any], free_memory: bool) -> Freed:
+def _freed(decision: Decision[Any], in_ram: Sequence[Any], free_memory: bool) -> Freed:
+    """What a free does by this decision; patchers `in_ram` are of pinned models that are not loaded."""
     concerned = (*decision.eject, *decision.delegate, *decision.stay, *decision.anchor)
-    names = names_of(entry.model for entry in concerned)
+    names = names_of([*(entry.model for entry in concerned), *in_ram])
 
     def fates(loaded: Iterable[Any], reason: str) -> list[Fate]:
         return [Fate(names[id(entry.model.model)], reason) for entry in loaded]
 
-    left = (*fates(decision.eject, "set to eject"), *fates(decision.delegate, UNLOADED.get(decision.row, "")))
+    row = "some pinned" if in_ram else decision.row
+    left = (*fates(decision.eject, "set to eject"), *fates(decision.delegate, UNLOADED.get(row, "")))
     stays = (*fates(decision.stay, "set to keep"), *fates(decision.anchor, FOR_ONE_MORE_PROMPT))
-    return Freed(time.time(), free_memory, left, stays)
+    waits = (Fate(names[id(patcher.model)], IN_RAM) for patcher in in_ram)
+    return Freed(time.time(), free_memory, left, (*stays, *waits))
 
 
 def _check(name: str, kept: Iterable[Noted]) -> None:

@@ -30,6 +30,7 @@ def free_now(
     flow: FreeFlow | NoFreeFlow, recorder: Recorder, what: str, leave: Callable[[Standing], bool] | None
 ) -> None:
     """Unload the models for whose standing `leave` is true; with None drop cached outputs instead. `what` is logged."""
+    before = flow.reserved()
     patchers = [entry.model for entry in entries()]
     names, said = names_of(patchers), {id(patcher.model): standing(patcher.model) for patcher in patchers}
     del patchers  # they must not outlive what is dropped here
@@ -51,6 +52,6 @@ def free_now(
     stay = [Fate(name, SET.get(said[its], stays)) for its, name in names.items() if its in there]
     freed = Freed(time.time(), leave is None, tuple(left), tuple(stay))
     log.info("[MultiGPU] %s, %s: %s", NAME, what, freed.words())
-    flow.clear_caches(NAME)
+    flow.clear_caches(NAME, before)
     trim_heap()
     recorder.take(NAME, what)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ...errors import InputError
 from ...lifecycle.ledger import Ledger, Ports
 from ...lifecycle.policy import Standing
 from ...lifecycle.prompt import Prompt
 from ...lifecycle.words import Words
-from ..components import component_of, find_component
+from ..components import find_component
 from ..loaded_models import set_standing, standing
 from ..model_files import names_of, stamps_of
 from .prompts import KEEP_LOADED, PromptWatch
@@ -32,6 +33,17 @@ def patcher_of(value: Any) -> Any:
     """The patcher inside a component, None if it has none."""
     found = find_component(value)
     return None if found is None else found.patcher
+
+
+def given_patcher(component: Any) -> Any:
+    """The patcher in what a node or another pack has given. Raises InputError if there is none."""
+    patcher = patcher_of(component)
+    if patcher is None:
+        raise InputError(
+            f"a {type(component).__name__} cannot be kept or ejected: it is no MODEL, CLIP, VAE, CONTROL_NET or "
+            "CLIP_VISION whose weights are in one of ComfyUI's model patchers; give one that is, or choose default"
+        )
+    return patcher
 
 
 def is_root(patcher: Any) -> bool:
@@ -139,12 +151,8 @@ class Retention:
         self.settle()
 
     @_one_at_a_time
-    def set_standing(self, component: Any, wanted: Standing) -> None:
-        """Flag, pin or unpin the model inside a component. Raises InputError when there is none in it.
-
-        All clones of a model share this; see `Words` for what happens when nodes disagree.
-        """
-        patcher = component_of(component).patcher
+    def set_standing(self, patcher: Any, wanted: Standing) -> None:
+        """Flag, pin or unpin a model. All clones of it share this; see `Words` for what happens when nodes disagree."""
         prompt, node_id = self.prompts.now()
         if prompt is not None:
             self._note(prompt, node_id, patcher, wanted)
@@ -241,11 +249,8 @@ class Retention:
     @_one_at_a_time
     def clear(self, reason: str) -> int:
         """Stop holding anything. Returns how many models were held."""
-        names = ", ".join(names_of(self.ledger.retained_patchers()).values())
-        count = self.ledger.clear()
-        if count:
-            log.info("[MultiGPU] no longer held in memory (%s): %s", reason, names)
-        return count
+        _tell(reason, self.ledger.retained_patchers())
+        return self.ledger.clear()
 
     def pinned(self) -> list[Any]:
         """The existing models that are pinned, among those we have recorded or hold."""
@@ -266,9 +271,9 @@ class Retention:
         self.ledger.release(model)
 
     @_one_at_a_time
-    def release_cycle(self, *, unless_recorded: bool) -> None:
+    def release_cycle(self, reason: str, *, unless_recorded: bool) -> None:
         """See `Ledger.release_cycle`."""
-        self.ledger.release_cycle(unless_recorded=unless_recorded)
+        _tell(reason, self.ledger.release_cycle(unless_recorded=unless_recorded))
 
     @_one_at_a_time
     def end_cycle(self, unless: Sequence[Any]) -> None:
@@ -362,6 +367,12 @@ class Retention:
                 set_standing(old, Standing.DEFAULT)
                 self.ledger.release(old)
                 self._follow(new, Standing.DEFAULT, Standing.KEEP, lingers=True)
+
+
+def _tell(reason: str, patchers: Sequence[Any]) -> None:
+    """Name the models that are no longer held."""
+    if patchers:
+        log.info("[MultiGPU] no longer held in memory (%s): %s", reason, ", ".join(names_of(patchers).values()))
 
 
 def _patchers(values: Iterable[Any]) -> list[Any]:

@@ -175,7 +175,9 @@ def _add_calls(routes: web.RouteTableDef) -> None:
 
     @routes.post("/lifecycle/soft_empty")
     async def soft_empty(request: web.Request) -> web.Response:
-        model_management.soft_empty_cache(**await request.json())
+        """With arguments, ComfyUI's function first."""
+        if given := await request.json():
+            model_management.soft_empty_cache(**given)
         return web.json_response(_module("api").soft_empty_cache_multigpu())
 
 
@@ -219,6 +221,19 @@ def _add_interference(routes: web.RouteTableDef) -> None:
             return snapshot
 
         recorder.take = taking
+        return web.Response()
+
+    @routes.post("/lifecycle/trip")
+    async def trip(_: web.Request) -> web.Response:
+        """Let a step at the end of a prompt fail, once."""
+        flow = _module("runtime").current().free_flow
+        learn = flow._learn
+
+        def failing() -> None:
+            flow._learn = learn
+            raise RuntimeError("tripped on purpose")
+
+        flow._learn = failing
         return web.Response()
 
     @routes.post("/lifecycle/gate")

@@ -189,6 +189,7 @@ def test_a_checkpoint_says_which_part_it_plans(capsys: pytest.CaptureFixture[str
         (["{flux}", "cuda:7,4gb"], "cuda:7 is not present; this machine has cpu, cuda:0, cuda:1"),
         (["{flux}", "cuda:1,20gb"], "write cuda:1,"),
         (["{flux}", "cuda:0,8gb", "cpu,*"], "at most one allocation"),
+        (["{flux}", "cuda:0,8gb;gpu:0,4gb;cpu,*"], "cuda:0 and gpu:0 are the same device, cuda:0; write only one of"),
         (["cuda:0,8gb"], "is not a model file"),
         (["{flux}", "0.5", "--auto"], "exclude each other"),
         (["{flux}", "--donor", "cpu"], "--donor goes with --virtual-vram"),

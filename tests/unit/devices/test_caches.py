@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from multigpu.devices.caches import all_cached, clear_caches, log_caches
-from multigpu.plan import DeviceId
+from multigpu.devices.caches import all_reserved, cached_bytes, clear_caches, log_given_back
+from multigpu.plan import CPU, DeviceId
 
 HEAP = """
 import ctypes, psutil
@@ -31,10 +31,10 @@ print(before - psutil.Process().memory_info().rss)
 
 def test_the_cache_of_a_backend_that_is_not_there_cannot_be_emptied() -> None:
     nowhere = DeviceId("nosuch", 0)
-    before = all_cached([nowhere, DeviceId("cpu", None)])
-    assert [*before.values()] == [None, 0]
+    before = all_reserved([nowhere, CPU])
+    assert before == {nowhere: None, CPU: 0} and [*map(cached_bytes, before)] == [None, 0]
     clear_caches(before)
-    assert log_caches("test", before) == {}
+    assert log_given_back("test", before) == {CPU: 0}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps a heap that it can trim")

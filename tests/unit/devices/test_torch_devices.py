@@ -14,7 +14,7 @@ import torch
 
 from multigpu.devices import backends
 from multigpu.devices.backends import Backend, free_bytes, probe
-from multigpu.devices.caches import all_cached, clear_caches, log_caches
+from multigpu.devices.caches import all_reserved, clear_caches, log_given_back
 from multigpu.devices.torch_devices import current_device, device_id, device_of, torch_device
 from multigpu.plan import CPU, DeviceId
 from multigpu.stream.lanes import SynchronousLane, device_module, open_lane
@@ -82,11 +82,13 @@ def test_a_mac_is_found_with_its_memory(
     (device,) = probe(Backend("mps"))
     assert (device.id, device.total) == (MPS, 12 * GIB if told else 16 * GIB)
     assert free_bytes(MPS) == (9 * GIB if told else 5 * GIB)
-    before = all_cached([MPS])
+    before = all_reserved([MPS])
     clear_caches(before)
     caplog.set_level(logging.INFO, logger="multigpu")
-    assert log_caches("free 1", before) == {MPS: 2 * GIB} and emptied == ["mps"]
-    assert caplog.messages == ["[MultiGPU] free 1: cache of mps: 2.00 GiB before, 0 B after, 2.00 GiB given back"]
+    assert log_given_back("free 1", before) == {MPS: 2 * GIB} and emptied == ["mps"]
+    assert caplog.messages == [
+        "[MultiGPU] free 1: memory of mps: 3.00 GiB reserved before, 1.00 GiB after, 2.00 GiB given back"
+    ]
 
 
 def test_a_cache_that_does_not_tell_its_size_is_emptied(
@@ -98,10 +100,10 @@ def test_a_cache_that_does_not_tell_its_size_is_emptied(
     )
     monkeypatch.setattr(torch, "xpu", module)
     xpu = DeviceId("xpu", 0)
-    before = all_cached([xpu])
+    before = all_reserved([xpu])
     clear_caches(before)
     caplog.set_level(logging.INFO, logger="multigpu")
-    assert log_caches("free 1", before) == {} and emptied == ["xpu"]
+    assert log_given_back("free 1", before) == {} and emptied == ["xpu"]
     (line,) = caplog.messages
     assert line == "[MultiGPU] free 1: cache of xpu:0: emptied; its driver does not tell how much it holds"
 
@@ -118,14 +120,15 @@ def test_directml_is_found_by_its_package(monkeypatch: pytest.MonkeyPatch, caplo
         (DeviceId("directml", 1), "Card 1"),
     ]
     assert found[0].total is None and free_bytes(DIRECTML) is None
-    before = all_cached([DIRECTML])
+    before = all_reserved([DIRECTML])
     clear_caches(before)
     caplog.set_level(logging.INFO, logger="multigpu")
-    assert log_caches("free 1", before) == {}
+    assert log_given_back("free 1", before) == {}
     assert caplog.messages == ["[MultiGPU] free 1: cache of directml:0: cannot be emptied"]
 
 
-def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["refused", "torch before 2.6"])
+def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
     """torch raises for many integrated ones. Any other backend that raises is broken, and is not taken for empty."""
 
     def refuse(index: int) -> tuple[int, int]:
@@ -136,11 +139,13 @@ def test_an_intel_gpu_that_does_not_tell_its_free_memory(monkeypatch: pytest.Mon
         get_device_properties=lambda index: SimpleNamespace(total_memory=12 * GIB),
         memory_reserved=lambda index: index * GIB,
     )
+    if not told:
+        del module.mem_get_info
     for kind in ("xpu", "cuda"):
         monkeypatch.setattr(torch, kind, module)
     assert free_bytes(DeviceId("xpu", 1)) == 11 * GIB
-    with pytest.raises(RuntimeError, match="free memory"):
-        free_bytes(DeviceId("cuda", 1))
+    with pytest.raises(RuntimeError, match="free memory") if told else nullcontext():
+        assert free_bytes(DeviceId("cuda", 1)) is None
 
 
 PLUG_IN = """

@@ -212,9 +212,9 @@ def test_what_is_held_for_a_cycle_goes_with_it(ledger: Ledger) -> None:
     ledger.anchor(recorded, "this cycle", pinned=False)
     ledger.anchor(alone, "this cycle", pinned=False)
     ledger.settle([pinned.model, recorded.model])
-    ledger.release_cycle(unless_recorded=True)
+    assert ledger.release_cycle(unless_recorded=True) == [alone]
     assert {id(anchor.patcher) for anchor in ledger.anchors()} == {id(pinned), id(recorded)}
-    ledger.release_cycle(unless_recorded=False)
+    assert ledger.release_cycle(unless_recorded=False) == [recorded]
     assert [anchor.patcher for anchor in ledger.anchors()] == [pinned]
 
 

@@ -9,6 +9,7 @@ from multigpu.plan import (
     CPU,
     Auto,
     Block,
+    DeviceBudget,
     DeviceId,
     Reason,
     VirtualVram,
@@ -19,6 +20,7 @@ from multigpu.plan import (
     possible_donors,
 )
 from multigpu.plan.planner import execution_order, immovable_reasons
+from multigpu.plan.types import UNKNOWN
 from multigpu.units import GIB, KIB, MIB
 
 from .shapes import FLUX_LINK, GPU0, GPU1, GPU2, blocks_of, budget, flux_blocks, homes, roomy, total_bytes
@@ -306,6 +308,43 @@ def test_explain_a_block_that_is_not_there() -> None:
         explain.block_reason(plan, "qkv")
     with pytest.raises(InputError, match="no block 'zzz'$"):
         explain.block_reason(plan, "zzz")
+
+
+UNTOLD, UNTOLD_TOO = DeviceId("directml", 0), DeviceId("directml", 1)
+SILENT = [*(DeviceBudget(device, UNKNOWN, UNKNOWN) for device in (UNTOLD, UNTOLD_TOO)), budget(CPU, 8 * GIB)]
+"""Devices that do not tell how much memory they have."""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("auto", {UNTOLD: 6 * GIB}),
+        ("directml:0,4gb;cpu,*", {UNTOLD: 4 * GIB, CPU: 2 * GIB}),
+        ("directml:1,50%;cpu,50%", {UNTOLD: 0, UNTOLD_TOO: 3 * GIB, CPU: 3 * GIB}),
+        ("#;5;directml:1,cpu", {UNTOLD: GIB, UNTOLD_TOO: 5 * GIB}),
+    ],
+)
+def test_what_is_asked_of_a_device_that_does_not_tell_its_memory_fits(text: str, expected: dict[DeviceId, int]) -> None:
+    plan = make_plan(parse_request(text), blocks_of(*[GIB // 4] * 24), SILENT, UNTOLD)
+    assert plan.bytes_by_home() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("auto,3gb", r"3.00 GiB of directml:0 are to stay free, but that device does not tell .*; write auto, or what"),
+        ("0.5", r"the memory of directml:0, but that device does not tell .* write a size or percent of the model"),
+        ("directml:1,0.5", r"the memory of directml:1, but that device does not tell"),
+    ],
+)
+def test_what_needs_the_size_of_its_memory_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(AllocationError, match=problem):
+        make_plan(parse_request(text), blocks_of(100, 100), SILENT, UNTOLD)
+
+
+def test_auto_moves_nothing_to_a_device_that_does_not_tell_its_memory() -> None:
+    plan = make_plan(Auto(), blocks_of(*[GIB // 4] * 24), [budget(GPU0, 4 * GIB), *SILENT], GPU0)
+    assert plan.bytes_by_home().keys() == {GPU0, CPU}
 
 
 def test_any_device_type_can_hold_and_compute() -> None:

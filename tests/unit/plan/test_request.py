@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multigpu.errors import AllocationSyntaxError, InputError
+from multigpu.errors import AllocationError, AllocationSyntaxError, InputError
 from multigpu.plan import (
     CPU,
     Auto,
@@ -55,6 +55,22 @@ def test_devices_are_renamed_wherever_they_stand() -> None:
         ("auto,3gb", "auto,3gb"),
     ]:
         assert format_request(parse_request(text).renamed(name)) == meant
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda:0,8gb;gpu:0,4gb;cpu,*", "gpu:0,20%;cuda:0,20%;cpu,60%", "#cuda:1;4;gpu:0,cuda:0"]
+)
+def test_one_device_under_two_names_is_refused(text: str) -> None:
+    def name(device: DeviceId) -> DeviceId:
+        return DeviceId("cuda", device.index) if device.type == "gpu" else device
+
+    with pytest.raises(AllocationError, match=r"(cuda|gpu):0 and (cuda|gpu):0 are the same device, cuda:0; write only"):
+        parse_request(text).renamed(name)
+
+
+def test_devices_that_stand_in_for_missing_ones_may_be_the_same() -> None:
+    given = parse_request("cuda:0,2gb;cuda:1,3gb;cpu,*").without([ONE], ZERO)
+    assert given.renamed(lambda device: device) == given
 
 
 def test_devices_of_a_request() -> None:
