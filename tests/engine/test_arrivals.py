@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import shutil
 import threading
@@ -292,13 +293,16 @@ def test_a_lora_for_which_there_is_no_room_is_not_left_out(
     assert studio.proven(placed) == studio.planned(placed)
 
 
-def test_a_system_without_positional_reads(studio: Studio, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_positional_reads_and_huge_pages(
+    studio: Studio, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows: threads copy from the pages of the file instead."""
     model = studio.flux()
     want = [studio.latent(model), *(studio.latent(studio.lora(model, strength)) for strength in (0.8, 0.3))]
     del model
     studio.unload()
     monkeypatch.delattr(os, "preadv")
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     gate.open()
     placed = studio.place(studio.flux())
     patchers = [placed, studio.lora(placed, 0.8), studio.lora(placed, 0.3)]
