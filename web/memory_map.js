@@ -104,12 +104,14 @@ function segment(model, device) {
 
 // What is used besides models is what is being computed, caches and other programs; the allocator tells its cache.
 function rest(device) {
-    if (device.total === null) return {};
-    const cached = Math.min(device.cached, device.others);
-    return { cached, others: device.others - cached, free: device.total - device.used };
+    if (device.used === null) return {};
+    const others = Math.max(0, device.used - device.ours);
+    const cached = Math.min(device.cached, others);
+    return { cached, others: others - cached, free: device.total - device.used };
 }
 
 function use(device) {
-    if (!device.total) return say("memory_unknown");
+    if (!device.in_use) return say("memory_unused", { total: bytes(device.total) });
+    if (device.used === null) return say("memory_unknown");
     return say("memory_use", { used: bytes(device.used), total: bytes(device.total) });
 }

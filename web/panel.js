@@ -24,6 +24,7 @@ class Panel {
         this.links = make("div");
         this.linksSection = section("links", this.links);
         this.receive = (event) => this.update(event.detail);
+        this.figures = (event) => this.updateFigures(event.detail);
         this.look = () => this.listen(!document.hidden);
         this.element = make(
             "div", { class: "multigpu-panel" },
@@ -52,6 +53,7 @@ class Panel {
 
     open() {
         api.addEventListener("multigpu.snapshot", this.receive);
+        api.addEventListener("multigpu.figures", this.figures);
         document.addEventListener("visibilitychange", this.look);
         api.addEventListener("reconnected", this.look); // ComfyUI has forgotten who listened
         this.timer = setInterval(() => document.hidden || this.look(), RENEW);
@@ -61,6 +63,7 @@ class Panel {
 
     close() {
         api.removeEventListener("multigpu.snapshot", this.receive);
+        api.removeEventListener("multigpu.figures", this.figures);
         document.removeEventListener("visibilitychange", this.look);
         api.removeEventListener("reconnected", this.look);
         clearInterval(this.timer);
@@ -98,10 +101,19 @@ class Panel {
     update(snapshot) {
         for (const model of snapshot.models) model.blocks ??= this.blocks.get(model.id) ?? [];
         this.blocks = new Map(snapshot.models.map((model) => [model.id, model.blocks]));
+        this.snapshot = snapshot;
         this.map.update(snapshot);
         this.rows.update(snapshot.models);
         this.showLinks(snapshot.links);
         if (this.known !== snapshot.frees) this.tell(() => this.history(snapshot.frees));
+    }
+
+    // Only the memory of the devices has changed.
+    updateFigures({ devices }) {
+        const known = [...this.snapshot?.devices ?? [], ...this.snapshot?.elsewhere ?? []];
+        if (known.length !== devices.length) return; // a snapshot is on its way
+        devices.forEach(([used, cached], index) => Object.assign(known[index], { used, cached }));
+        this.map.update(this.snapshot);
     }
 
     async history(known) {

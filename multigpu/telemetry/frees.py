@@ -82,6 +82,7 @@ def returned(before: Snapshot, after: Snapshot) -> dict[str, int]:
 
     Devices whose driver does not tell their memory are left out.
     """
-    then = {device.device: device.free for device in before.devices if device.total}
-    back = {its.device: max(0, its.free - then[its.device]) for its in after.devices if its.device in then}
+    then = {device.device: device.free for device in before.devices if device.free is not None}
+    now = {device.device: device.free for device in after.devices if device.free is not None}
+    back = {device: max(0, free - then[device]) for device, free in now.items() if device in then}
     return {**back, after.ram.device: max(0, before.process_bytes - after.process_bytes)}

@@ -38,7 +38,7 @@ def test_a_snapshot_has_what_is_in_the_storages(keeper: Keeper) -> None:
         assert told[CLASSES[part]]["standing"] == standing
         assert told[CLASSES[part]]["file"] == FILES[part].partition("/")[2]
     whole = snapshot(keeper)
-    assert whole["version"] == 1 and whole["held"] == 1
+    assert whole["version"] == 2 and whole["held"] == 1
     (ram,) = whole["devices"]
     assert ram["id"] == "cpu" and ram["ours"] == sum(row["storages"]["cpu"] for row in counted.values())
     assert ram["used"] == ram["ours"] + ram["others"] < ram["total"]

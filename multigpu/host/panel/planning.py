@@ -104,7 +104,7 @@ class Planning:
         }
 
     def _make(self, request: Request, blocks: Sequence[Block], compute: DeviceId) -> Plan:
-        memory = budgets(self._inventory.devices)
+        memory = budgets(self._inventory.devices, needed=())
         links = self._inventory.links()
         memory = [replace(its, bandwidth=links.get((its.device, compute))) for its in memory]
         if any(block.in_file for block in blocks):
