@@ -4,6 +4,7 @@
 import { app } from "../../scripts/app.js";
 import { make } from "./elements.js";
 import { ask } from "./server.js";
+import { askAgain } from "./spread_nodes.js";
 import { say } from "./words.js";
 
 const ENTRIES = {
@@ -21,6 +22,7 @@ const now = await ask("settings").catch(() => ({})); // without the routes there
 async function change(field, value) {
     try {
         now[field] = (await ask("settings", { [field]: value }))[field];
+        askAgain();
     } catch (problem) {
         app.extensionManager.toast.add({ severity: "error", summary: "MultiGPU", detail: problem.message, life: 8000 });
     }

@@ -26,6 +26,7 @@ FAMILIES = {
     "reason": [*(reason.value for reason in Reason), "ring"],
     "standing": [standing.value for standing in Standing],
     "memory": ["cached", "others", "free"],
+    "part": ["unet_", "clip_"],
     "machine": [READY, STARTING, LOST],
     "freed": [
         re.sub(r"\W+", "_", reason)
