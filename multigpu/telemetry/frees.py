@@ -9,7 +9,7 @@ from .snapshot import Snapshot
 
 KEPT = 20
 """How many frees are remembered."""
-VERSION = 1
+VERSION = 2
 """Of the form that `FreeHistory.to_json` gives."""
 
 
@@ -43,7 +43,6 @@ class Freed:
     def to_json(self) -> dict[str, Any]:
         return {
             "time": self.time,
-            "unload_models": True,
             "free_memory": self.free_memory,
             "ejected": [{"name": its.name, "reason": its.reason} for its in self.ejected],
             "retained": [{"name": its.name, "reason": its.reason} for its in self.retained],

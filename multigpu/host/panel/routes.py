@@ -17,6 +17,7 @@ from ...lifecycle.absent import NoFreeFlow
 from ...lifecycle.policy import Standing
 from ...telemetry import bodies
 from ...telemetry.snapshot import Snapshot
+from ..lifecycle.free_flow import prompt_runs
 from .listeners import Listeners
 from .planning import Planning
 
@@ -95,7 +96,7 @@ class Panel:
     async def free(self, body: dict[str, Any]) -> Answer:
         wanted = bodies.read_free(body)
         self._flow.ask(unload_models=wanted.unload_models, free_memory=wanted.free_memory)
-        return 202, {}
+        return 202, {"waits": prompt_runs()}
 
     def free_is_asked(self, free_memory: bool) -> None:
         """By the host's own route."""

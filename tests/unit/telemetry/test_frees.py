@@ -26,9 +26,9 @@ def test_what_came_back_is_what_was_seen_last() -> None:
     history.note(memory(400, 80, 40))
     assert counts + [history.changes] == [0, 1, 3]
     assert history.to_json() == {
-        "version": 1,
+        "version": 2,
         "frees": [{
-            "time": 1.0, "unload_models": True, "free_memory": False,
+            "time": 1.0, "free_memory": False,
             "ejected": [{"name": "Flux", "reason": "set to eject"}, {"name": "VAE", "reason": "set to eject"}],
             "retained": [{"name": "CLIP", "reason": "set to keep"}],
             "returned": {"cuda:0": 70, "cuda:1": 0, "cpu": 600},
