@@ -1,10 +1,13 @@
 """Take the pictures of the panel for README and docs in ComfyUI's own frontend: `python -m scripts.pictures CHROMIUM`.
 
+Beside them lies a digest of the scripts, the style sheet and the texts that they show.
+
 ComfyUI runs a workflow on three simulated GPUs, with a model that has the shapes of a small Flux and weights of zero.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import sys
@@ -27,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "assets"
 SIZE = {"width": 1440, "height": 860}
 NAMES = ("panel.png", "panel_light.png", "wrong_allocation.png")
+DIGEST = "pictures.sha256"
 SETTLED = 1500
 """Milliseconds until the frontend has moved its own bars away."""
 MODEL, TINY = "small_flux.safetensors", "diffusion_models/toy_flux.safetensors"
@@ -34,6 +38,12 @@ WIDER = 6
 """How many times wider than the tiny Flux of the tests the model is."""
 FIXED = ("img_in.", "txt_in.", "_in.in_layer.")
 """Layers whose inputs are not as wide as the model."""
+
+
+def digest() -> str:
+    """Of everything that the pictures are made of."""
+    texts = [*sorted(ROOT.glob("web/*.js")), ROOT / "web" / "multigpu.css", ROOT / "locales" / "en" / "main.json"]
+    return hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in texts).encode()).hexdigest() + "\n"
 
 
 def small_flux(path: Path) -> None:
@@ -152,6 +162,7 @@ def take_all(browser: Browser, folder: Path) -> None:
             )
             take(page, Driver(server), folder)
             page.close()
+    (folder / DIGEST).write_text(digest())
 
 
 def main(chromium: str) -> None:

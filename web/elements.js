@@ -12,8 +12,8 @@ export function make(tag, more = {}, ...children) {
     return element;
 }
 
-// Children of an element, one for each item. What is there stays in place when items change, so that a focused button
-// stays focused and an open tooltip open. A part has an `element` and a method `update(item)`.
+// Children of an element, one for each item. What is there stays when items change, so that a focused button stays focused
+// and an open tooltip open. A part has an `element` and a method `update(item)`.
 export class Parts {
     constructor(element, create) {
         this.element = element;
@@ -23,6 +23,7 @@ export class Parts {
 
     // `items` are pairs of a key and what the part is updated with, in order.
     update(items) {
+        const focused = this.element.contains(document.activeElement) ? document.activeElement : null;
         const keys = new Set(items.map(([key]) => key));
         for (const [key, part] of this.parts) {
             if (keys.has(key)) continue;
@@ -36,6 +37,7 @@ export class Parts {
             const there = this.element.children[index] ?? null;
             if (there !== part.element) this.element.insertBefore(part.element, there);
         });
+        if (focused !== document.activeElement) focused?.focus({ preventScroll: true }); // it was moved
     }
 }
 

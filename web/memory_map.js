@@ -1,5 +1,5 @@
 // The memory of each device as a bar: a segment for each model with its blocks, then the allocator's cache, what else is
-// used, and what is free.
+// used, and what is free. Models have numbers, which tell apart those on one device, in segments too narrow for a name too.
 
 import { BlockStrip } from "./block_strip.js";
 import { make, Parts } from "./elements.js";
@@ -18,7 +18,8 @@ export class MemoryMap {
     update(snapshot) {
         const devices = [...snapshot.devices, ...snapshot.elsewhere];
         know(devices);
-        this.bars.update(devices.map((device) => [device.id, { device, models: snapshot.models }]));
+        const models = snapshot.models.map((model, index) => ({ ...model, number: index + 1 }));
+        this.bars.update(devices.map((device) => [device.id, { device, models }]));
     }
 }
 
@@ -28,32 +29,44 @@ class DeviceBar {
         this.name = make("span", { class: "multigpu-quiet multigpu-cut" });
         this.use = make("span", { class: "multigpu-figure" });
         this.bar = make("div", { class: "multigpu-device-bar" });
-        this.rest = make("div", { class: "multigpu-legend" });
+        this.legend = make("div", { class: "multigpu-legend" });
         this.swatch = make("i", { class: "multigpu-swatch", "aria-hidden": "true" });
         const heading = make("div", { class: "multigpu-heading" }, this.swatch, this.title, this.name, this.use);
-        this.element = make("section", { class: "multigpu-device" }, heading, this.bar, this.rest);
+        this.element = make("section", { class: "multigpu-device" }, heading, this.bar, this.legend);
         this.segments = new Parts(this.bar, (key) => (REST.includes(key) ? new Rest(key, tip) : new Segment(tip)));
     }
 
     update({ device, models }) {
+        const title = device.id.replace(/(^|\/)cpu$/, `$1${say("ram")}`);
         this.element.dataset.device = device.id;
-        this.element.setAttribute("aria-label", `${device.id} ${device.name ?? ""}`);
+        this.element.setAttribute("aria-label", `${title} ${device.name ?? ""}`);
         paint(this.swatch, device.id);
-        this.title.textContent = device.id;
-        this.name.textContent = device.state ? say(`machine_${device.state}`) : (device.name ?? "");
-        this.name.title = this.name.textContent;
+        this.title.textContent = title;
+        this.name.textContent = device.state ? say(`machine_${device.state}`) : title === device.id ? device.name : device.id;
+        this.name.title = device.name || this.name.textContent;
         this.element.classList.toggle("multigpu-lost", device.state === "lost");
         this.use.textContent = use(device);
         const here = models.map((model) => segment(model, device.id)).filter((part) => part.count > 0);
         const parts = rest(device);
         this.segments.update([...here.map((part) => [`model ${part.model.id}`, part]), ...Object.entries(parts)]);
         const shown = Object.entries(parts).filter(([, count]) => count >= NOTABLE);
-        this.rest.replaceChildren(...shown.map(([kind, count]) => make(
-            "span", { class: "multigpu-item" },
-            make("i", { class: `multigpu-swatch multigpu-${kind}`, "aria-hidden": "true" }),
-            `${say(`memory_${kind}`)} ${bytes(count)}`,
-        )));
+        this.legend.replaceChildren(
+            ...here.map(({ model, count }) => item(number(model), `${model.name} ${bytes(count)}`, model.file)),
+            ...shown.map(([kind, count]) => item(
+                make("i", { class: `multigpu-swatch multigpu-${kind}`, "aria-hidden": "true" }),
+                `${say(`memory_${kind}`)} ${bytes(count)}`, say(`memory_${kind}_tip`),
+            )),
+        );
     }
+}
+
+function item(mark, text, title) {
+    return make("span", { class: "multigpu-item", title }, mark, make("span", { class: "multigpu-cut", text }));
+}
+
+// The number by which a model is found in the bars and among the rows.
+export function number(model) {
+    return make("b", { class: "multigpu-number", text: model.number });
 }
 
 class Segment {
@@ -68,7 +81,7 @@ class Segment {
         this.element.dataset.model = model.id;
         this.element.dataset.bytes = count;
         this.element.style.flexGrow = count;
-        this.label.textContent = model.name;
+        this.label.replaceChildren(number(model), make("span", { text: model.name }));
         const more = extra ? [[say("ring_and_copies"), extra, device, "ring"]] : [];
         this.strip.update({ blocks: [...blocks, ...more], label });
     }
@@ -104,12 +117,14 @@ function segment(model, device) {
 
 // What is used besides models is what is being computed, caches and other programs; the allocator tells its cache.
 function rest(device) {
-    if (device.total === null) return {};
-    const cached = Math.min(device.cached, device.others);
-    return { cached, others: device.others - cached, free: device.total - device.used };
+    if (device.used === null) return {};
+    const others = Math.max(0, device.used - device.ours);
+    const cached = Math.min(device.cached, others);
+    return { cached, others: others - cached, free: device.total - device.used };
 }
 
 function use(device) {
-    if (!device.total) return say("memory_unknown");
+    if (!device.in_use) return say("memory_unused", { total: bytes(device.total) });
+    if (device.used === null) return say("memory_unknown");
     return say("memory_use", { used: bytes(device.used), total: bytes(device.total) });
 }

@@ -5,6 +5,8 @@ import { make, Parts } from "./elements.js";
 import { homesBar, legend } from "./split_bar.js";
 import { ago, bytes, say, seconds } from "./words.js";
 
+const EXPLAINED = ["streamed", "retained", "step"]; // facts with a tooltip
+
 export class ModelRows {
     // `act(route, body)` asks a route and shows what comes of it.
     constructor(tip, act) {
@@ -17,12 +19,13 @@ export class ModelRows {
     update(models) {
         this.none.textContent = say("no_models");
         this.none.hidden = models.length > 0;
-        this.rows.update(models.map((model) => [model.id, model]));
+        this.rows.update(models.map((model, index) => [model.id, { ...model, number: index + 1 }]));
     }
 }
 
 class ModelRow {
     constructor(tip, act) {
+        this.number = make("b", { class: "multigpu-number" }); // as in the bars
         this.name = make("strong", { class: "multigpu-cut" });
         this.standing = make("span", { class: "multigpu-standing" });
         this.file = make("div", { class: "multigpu-quiet multigpu-cut" });
@@ -36,7 +39,7 @@ class ModelRow {
         this.eject = make("button", {
             type: "button", class: "multigpu-button", click: () => act("eject", { model: this.model.id }),
         });
-        const heading = make("div", { class: "multigpu-heading" }, this.name, this.standing);
+        const heading = make("div", { class: "multigpu-heading" }, this.number, this.name, this.standing);
         const buttons = make("div", { class: "multigpu-buttons" }, this.pin, this.eject);
         this.element = make("li", { class: "multigpu-model" },
             heading, this.file, this.split, this.facts, buttons);
@@ -47,12 +50,14 @@ class ModelRow {
         this.pinned = model.standing === "keep";
         this.element.dataset.model = model.id;
         this.element.dataset.standing = model.standing;
+        this.number.textContent = model.number;
         this.name.textContent = model.name;
+        this.standing.title = say(`standing_${model.standing}_tip`);
         this.standing.textContent = [say(`standing_${model.standing}`), ...(model.loaded ? [] : [say("held")])].join(", ");
         this.file.textContent = this.file.title = model.file ?? "";
         this.bar(model);
         const facts = Object.entries(factsOf(model)).map(([key, text]) => [
-            make("dt", { text: say(key) }), make("dd", { text }),
+            make("dt", { text: say(key), title: EXPLAINED.includes(key) && say(`${key}_tip`) }), make("dd", { text }),
         ]);
         this.facts.replaceChildren(...facts.flat());
         label(this.pin, this.pinned ? "unpin" : "pin", model);

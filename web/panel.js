@@ -20,17 +20,22 @@ class Panel {
         this.rows = new ModelRows(this.tip, (route, body) => this.act(route, body));
         this.blocks = new Map(); // of each model, as last told
         this.problem = make("div", { class: "multigpu-problem", role: "alert", hidden: "" });
+        this.waits = make("span", { class: "multigpu-quiet", role: "status", hidden: "" });
         this.frees = make("div");
         this.links = make("div");
         this.linksSection = section("links", this.links);
         this.receive = (event) => this.update(event.detail);
+        this.figures = (event) => this.updateFigures(event.detail);
+        this.idle = (event) => {
+            if (event.detail?.exec_info?.queue_remaining === 0) this.waits.hidden = true;
+        };
         this.look = () => this.listen(!document.hidden);
         this.element = make(
             "div", { class: "multigpu-panel" },
             make("header", { class: "multigpu-header" }, make("h2", { text: "MultiGPU" })),
             this.problem,
-            section("memory", this.map.element),
-            section("models", this.rows.element, this.buttons()),
+            section("memory", this.buttons(), this.map.element),
+            section("models", this.rows.element),
             section("last_free", this.frees),
             this.linksSection,
             this.tip.element,
@@ -41,30 +46,41 @@ class Panel {
     buttons() {
         const button = (key, body) => make("button", {
             type: "button", class: "multigpu-button", text: say(key), title: say(`${key}_tip`), "data-action": key,
-            click: () => this.act("free", body),
+            click: () => this.act("free", body, ({ waits }) => {
+                this.waits.textContent = say("free_waits");
+                this.waits.hidden = !waits;
+            }),
         });
         return make(
             "div", { class: "multigpu-buttons" },
             button("free_models", { unload_models: true, free_memory: false }),
             button("free_all", { unload_models: true, free_memory: true }),
+            this.waits,
         );
     }
 
     open() {
-        api.addEventListener("multigpu.snapshot", this.receive);
+        for (const [name, heard] of this.events()) api.addEventListener(name, heard);
         document.addEventListener("visibilitychange", this.look);
-        api.addEventListener("reconnected", this.look); // ComfyUI has forgotten who listened
         this.timer = setInterval(() => document.hidden || this.look(), RENEW);
         this.listen(true);
         this.refresh();
     }
 
     close() {
-        api.removeEventListener("multigpu.snapshot", this.receive);
+        for (const [name, heard] of this.events()) api.removeEventListener(name, heard);
         document.removeEventListener("visibilitychange", this.look);
-        api.removeEventListener("reconnected", this.look);
         clearInterval(this.timer);
         this.listen(false);
+    }
+
+    events() {
+        return [
+            ["multigpu.snapshot", this.receive],
+            ["multigpu.figures", this.figures],
+            ["status", this.idle],
+            ["reconnected", this.look], // ComfyUI has forgotten who listened
+        ];
     }
 
     listen(on) {
@@ -75,9 +91,9 @@ class Panel {
         return this.tell(async () => this.update(await ask("snapshot")));
     }
 
-    // Asks a route, then shows what has changed.
-    async act(route, body) {
-        if (!await this.tell(() => ask(route, body))) return;
+    // Asks a route, then shows what it `answers` and what has changed.
+    async act(route, body, answers = () => {}) {
+        if (!await this.tell(async () => answers(await ask(route, body)))) return;
         await this.refresh();
         setTimeout(() => this.refresh(), SOON);
     }
@@ -98,10 +114,19 @@ class Panel {
     update(snapshot) {
         for (const model of snapshot.models) model.blocks ??= this.blocks.get(model.id) ?? [];
         this.blocks = new Map(snapshot.models.map((model) => [model.id, model.blocks]));
+        this.snapshot = snapshot;
         this.map.update(snapshot);
         this.rows.update(snapshot.models);
         this.showLinks(snapshot.links);
         if (this.known !== snapshot.frees) this.tell(() => this.history(snapshot.frees));
+    }
+
+    // Only the memory of the devices has changed.
+    updateFigures({ devices }) {
+        const known = [...this.snapshot?.devices ?? [], ...this.snapshot?.elsewhere ?? []];
+        if (known.length !== devices.length) return; // a snapshot is on its way
+        devices.forEach(([used, cached], index) => Object.assign(known[index], { used, cached }));
+        this.map.update(this.snapshot);
     }
 
     async history(known) {
@@ -134,11 +159,12 @@ function section(key, ...content) {
 
 // One free in words: when, which models were ejected and retained and why, and what came back.
 function freeOf(free) {
-    const what = say(free.unload_models ? (free.free_memory ? "free_all" : "free_models") : "free_caches");
+    const what = say(free.free_memory ? "free_all" : "free_models");
     const line = (key, models) => (models.length ? [make("dt", { text: say(key) }), make(
         "dd", {}, ...models.map(({ name, reason }) => make("div", {}, name, make("span", { class: "multigpu-quiet", text: ` · ${because(reason)}` }))),
     )] : []);
-    const returned = Object.entries(free.returned).map(([device, count]) => `${device} ${bytes(count)}`).join(", ");
+    const returned = Object.entries(free.returned).filter(([, count]) => count > 0)
+        .map(([device, count]) => `${device} ${bytes(count)}`).join(", ");
     return make(
         "div", { class: "multigpu-free-flow" },
         make("div", { class: "multigpu-quiet", text: `${clock(free.time)} · ${what}` }),

@@ -4,6 +4,7 @@
 import { app } from "../../scripts/app.js";
 import { make } from "./elements.js";
 import { ask } from "./server.js";
+import { askAgain } from "./spread_nodes.js";
 import { say } from "./words.js";
 
 const ENTRIES = {
@@ -17,13 +18,17 @@ const ENTRIES = {
 
 const now = await ask("settings").catch(() => ({})); // without the routes there is nothing to set
 
-// Tells the server, which ComfyUI's own saving of the value does not.
-async function change(field, value) {
+// Tells the server, which ComfyUI's own saving of the value does not. Numbers are whole; what is refused is taken back.
+async function change(field, chosen, before) {
+    let value = typeof chosen === "number" ? Math.round(chosen) : chosen;
     try {
         now[field] = (await ask("settings", { [field]: value }))[field];
+        askAgain();
     } catch (problem) {
-        app.extensionManager.toast.add({ severity: "error", summary: "MultiGPU", detail: problem.message, life: 8000 });
+        app.extensionManager.toast.add({ severity: "error", summary: say(field), detail: problem.message, life: 8000 });
+        value = before;
     }
+    if (value !== chosen) await app.extensionManager.setting.set(ENTRIES[field].id, value);
 }
 
 function entry(field, { variable, ...more }) {
@@ -37,7 +42,8 @@ function entry(field, { variable, ...more }) {
         ...(more.type === "combo" ? { options: choices } : {}),
         ...(fixed ? { type: () => shown(value, variable) } : {}),
         onChange: (chosen, before) => {
-            if (!fixed && before !== undefined && chosen !== before) change(field, chosen);
+            const news = before !== undefined && chosen !== (now[field].value ?? 0);
+            if (!fixed && news) change(field, chosen, before);
         },
     };
 }

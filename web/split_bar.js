@@ -26,7 +26,8 @@ export function legend(homes, ...more) {
 
 export function planned(plan) {
     const homes = plan.homes;
-    const step = plan.step ? [say("step_estimated", { time: seconds(plan.step.forecast) })] : [];
+    const { forecast, measured } = plan.step ?? {};
+    const step = plan.step ? [say(measured ? "step_timed" : "step_estimated", { time: seconds(measured ?? forecast) })] : [];
     return [homesBar(homes, say("planned_split")), legend(homes, ...step)];
 }
 

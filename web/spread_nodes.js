@@ -2,6 +2,7 @@
 // split or what is wrong. Nothing of this is saved: a workflow keeps the values of all widgets in their order.
 
 import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
 import { describeDevices, devices } from "./devices.js";
 import { make } from "./elements.js";
 import { ask } from "./server.js";
@@ -15,9 +16,17 @@ const USED = { "auto": [], "virtual VRAM": ["virtual_vram_gb", "donor_device"], 
 const TYPING = 250; // milliseconds without a change after which the plan is asked for
 const WATCHING = 1000; // milliseconds between looks for a change elsewhere, such as another file in the loader
 
+const AGAIN = 1000; // milliseconds after news of the queue until what a prompt has changed is known
+const RETRY = 10_000; // milliseconds until a server is asked again that has not answered
+
 const PADDING = 8; // pixels above and below, as in the style sheet
 
 const watched = new Set();
+
+// Has all splits asked for again: something has changed that is not on the nodes.
+export function askAgain() {
+    for (const node of watched) node.asked = "";
+}
 
 class SpreadNode {
     constructor(node, prefixes) {
@@ -118,11 +127,10 @@ class SpreadNode {
     }
 
     request() {
-        const found = filesFor(this.node);
-        this.missing = found?.missing;
+        this.found = filesFor(this.node);
         const inputs = Object.fromEntries(this.own().map((widget) => [widget.name, widget.value]));
-        const known = found && !found.missing ? { files: found.files, folder: found.folder } : {};
-        return { node: this.node.comfyClass, inputs, ...known };
+        const { files, folder, missing } = this.found ?? {};
+        return { node: this.node.comfyClass, inputs, ...(files && !missing ? { files, folder } : {}) };
     }
 
     unknown() {
@@ -134,12 +142,13 @@ class SpreadNode {
         if (!this.node.graph) return;
         this.settle();
         const request = this.request();
-        const asked = JSON.stringify([request, this.unknown()]);
+        const asked = JSON.stringify([request, this.found, this.unknown()]);
         if (asked === this.asked) return;
         this.asked = asked;
-        const content = this.unknown() ? note("plan_linked") : await this.answer(request);
+        const content = make("div", { class: "multigpu-content" }, ...await this.content(request));
         if (asked !== this.asked) return; // changed in the meantime
-        this.box.replaceChildren(make("div", { class: "multigpu-content" }, ...[content].flat()));
+        if (content.isEqualNode(this.box.firstElementChild)) return;
+        this.box.replaceChildren(content);
         this.grow();
     }
 
@@ -149,14 +158,26 @@ class SpreadNode {
         document.querySelector(`[data-node-id="${this.node.id}"] .multigpu-split`)?.replaceWith(this.box);
     }
 
+    // What is to be shown: for each part with its name, if there are several and not the same is true of all.
+    async content(request) {
+        if (this.unknown()) return [note("plan_linked")];
+        const answers = await Promise.all(this.prefixes.map((part) => this.answer({ ...request, part })));
+        const [first, ...others] = answers;
+        if (others.every((other) => !first[1] && other[0].isEqualNode(first[0]))) return first;
+        return answers.flatMap((answer, index) => [note(`part_${this.prefixes[index]}`), ...answer]);
+    }
+
     async answer(request) {
         try {
-            const { plan, elsewhere } = await ask("plan", request);
+            const { plan, elsewhere, unreadable } = await ask("plan", request);
             if (plan) return planned(plan);
-            if (elsewhere) return note("plan_elsewhere", { machine: elsewhere });
-            return this.missing ? note("plan_missing", { file: this.missing }) : note("plan_no_file");
+            if (elsewhere) return [note("plan_elsewhere", { machine: elsewhere })];
+            if (unreadable) return [note("plan_unreadable", { file: request.files.join(", ") }, unreadable)];
+            if (this.found?.missing) return [note("plan_missing", { file: this.found.missing })];
+            return [note(this.found ? "plan_unknown" : "plan_no_file")];
         } catch (problem) {
-            return wrong(problem, String(request.inputs[problem.field] ?? ""));
+            if (problem.lost) setTimeout(() => { this.asked = ""; }, RETRY);
+            return [wrong(problem, String(request.inputs[problem.field] ?? ""))];
         }
     }
 
@@ -168,8 +189,8 @@ class SpreadNode {
     }
 }
 
-function note(key, values) {
-    return make("div", { class: "multigpu-note", text: say(key, values) });
+function note(key, values, why) {
+    return make("div", { class: "multigpu-note", title: why, text: say(key, values) });
 }
 
 setInterval(() => {
@@ -181,6 +202,12 @@ app.registerExtension({
     name: "MultiGPU.SpreadNodes",
     setup() {
         devices();
+        let later = null;
+        api.addEventListener("reconnected", askAgain);
+        api.addEventListener("status", () => {
+            clearTimeout(later);
+            later = setTimeout(askAgain, AGAIN); // a prompt may have ended: other memory is free, and steps were timed
+        });
     },
     nodeCreated(node) {
         if (!/^MultiGPUPlace|MultiGPU$/.test(node.comfyClass ?? "")) return;

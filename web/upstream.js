@@ -13,10 +13,10 @@ const FOLDERS = [
     [/^control_net_name$/, "controlnet"],
 ];
 
-// {files, folder, missing} of what a node loads itself or is given, or null; `missing` is a file that is not here.
+// {files, folder, missing} of what a node loads itself or is given; `missing` is a file that is not here. {} for a loader
+// whose file is not known, and null if nothing is connected.
 export function filesFor(node) {
-    const own = filesOn(node, node.outputs?.[0]?.type);
-    return own ?? follow(node, 0, new Set());
+    return through(node, 0, new Set());
 }
 
 function filesOn(node, type) {
@@ -58,7 +58,7 @@ function through(node, slot, seen) {
     const found = filesOn(node, type);
     if (found) return found;
     const next = (node.inputs ?? []).findIndex((input) => input.type === type || input.type === "*");
-    return next < 0 ? null : follow(node, next, seen);
+    return next < 0 ? {} : follow(node, next, seen);
 }
 
 // The node that stands for a subgraph in the graph that it is used in.

@@ -69,8 +69,20 @@ def probe(backend: Backend) -> list[Device]:
         raise BackendUnavailable(f"{backend.type} is installed but does not work: {error or type(error)}") from error
 
 
+def in_use(device: DeviceId) -> bool:
+    """Whether this process has a context on a device: it comes with the first use, and takes hundreds of megabytes.
+
+    Torch tells it of `cuda` devices only; every other one counts as in use.
+    """
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None) if device.type == "cuda" else None
+    return ask is None or bool(ask(device.index))
+
+
 def free_bytes(device: DeviceId) -> int | None:
-    """Free memory of an accelerator as its driver tells it, None where it does not."""
+    """Free memory of an accelerator as its driver tells it, None where it does not.
+
+    That is a use of the device: who only looks asks `in_use` before.
+    """
     module: Any = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return _memory_of_a_mac(module)[1]

@@ -12,12 +12,15 @@ import torch
 
 from ..plan import DeviceId
 from ..units import format_bytes
+from .backends import in_use
 
 log = logging.getLogger("multigpu")
 
 
 def cached_bytes(device: DeviceId) -> int | None:
     """Bytes that the device's allocator holds, does not use, and could give back. None where it does not tell."""
+    if not in_use(device):
+        return 0
     module = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return max(0, int(module.driver_allocated_memory()) - int(module.current_allocated_memory()))
@@ -34,6 +37,8 @@ def cached_bytes(device: DeviceId) -> int | None:
 
 def reserved_bytes(device: DeviceId) -> int | None:
     """Bytes that the device's allocator holds, in use or cached. None where it does not tell."""
+    if not in_use(device):
+        return 0
     module = getattr(torch, device.type, None)
     if device.type == "mps" and module is not None:
         return int(module.driver_allocated_memory())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import psutil
 from comfy import model_management
 
-from ..devices.backends import Device
+from ..devices.backends import Device, in_use
 from ..devices.inventory import Inventory
 from ..devices.ram import ram
 from ..devices.torch_devices import torch_device
@@ -22,16 +22,21 @@ def accelerators(inventory: Inventory) -> Sequence[Device]:
     return () if model_management.cpu_mode() else inventory.accelerators
 
 
-def budgets(devices: Iterable[Device]) -> list[DeviceBudget]:
+def budgets(devices: Iterable[Device], needed: Collection[DeviceId] | None = None) -> list[DeviceBudget]:
     """The devices' memory for one plan: what is free, plus what the host would free by unloading other models.
 
-    Of devices that do not tell it, the host's figure stands for nothing: for DirectML's that is 1 GiB.
+    Of devices that do not tell it, the host's figure stands for nothing: for DirectML's that is 1 GiB. To ask a device
+    is to use it. One that this process does not use, and that is not `needed` (None: all are), is not asked: all its
+    memory counts as free.
     """
     found = []
     for each in devices:
         device, where = each.id, torch_device(each.id)
         if each.total is None:
             found.append(DeviceBudget(device, UNKNOWN, UNKNOWN))
+            continue
+        if needed is not None and device not in needed and not in_use(device):
+            found.append(DeviceBudget(device, each.total, each.total))
             continue
         total = int(model_management.get_total_memory(where))
         free = int(model_management.get_free_memory(where)) + (0 if device.is_cpu else _unloadable(device))

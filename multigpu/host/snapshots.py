@@ -1,8 +1,8 @@
 """Snapshots of memory: what the devices, the loaded models and the models held for later prompts take.
 
-They may be taken on any thread. Nothing moves, nothing is measured, and no device is waited for; only while models are
-being unloaded, a snapshot waits until that is done. Bytes of a model that is loaded by a plan were counted when it was
-loaded; those of others are counted when the host has moved them.
+They may be taken on any thread. Nothing moves, nothing is measured, no device is waited for, and none is used that this
+process does not use yet; only while models are being unloaded, a snapshot waits until that is done. Bytes of a model
+that is loaded by a plan were counted when it was loaded; those of others are counted when the host has moved them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ..devices.backends import Device, free_bytes
+from ..devices.backends import Device, free_bytes, in_use
 from ..devices.caches import cached_bytes
 from ..devices.inventory import Inventory
 from ..devices.torch_devices import device_id
@@ -57,7 +57,7 @@ class Snapshots:
     def _take(self, identifier: str, tag: str) -> Snapshot:
         held = self._held()
         self.uses.look()
-        models = tuple(self._model(patcher, loaded) for patcher, loaded in self._patchers(held))
+        models = self._models(held)
         return Snapshot(
             identifier=identifier,
             tag=tag,
@@ -71,6 +71,14 @@ class Snapshots:
             ),
             elsewhere=with_ours(tuple(self._elsewhere()), models),
         )
+
+    def models(self) -> tuple[ModelMemory, ...]:
+        """Those that are loaded, then those that are only held. No device is asked."""
+        with self.lock:
+            return self._models(self._held())
+
+    def _models(self, held: Sequence[Any]) -> tuple[ModelMemory, ...]:
+        return tuple(self._model(patcher, loaded) for patcher, loaded in self._patchers(held))
 
     def model(self, patcher: Any) -> ModelMemory:
         """One loaded model."""
@@ -153,6 +161,6 @@ class Snapshots:
 
 
 def _device(device: Device) -> DeviceMemory:
-    free, cached = free_bytes(device.id), cached_bytes(device.id) or 0
-    total = 0 if free is None else device.total or 0  # without what is free, nothing is told
-    return DeviceMemory(str(device.id), free or 0, total, cached, device.name)
+    used = in_use(device.id)
+    free, cached = free_bytes(device.id) if used else None, cached_bytes(device.id) or 0
+    return DeviceMemory(str(device.id), free, device.total or 0, cached, device.name, in_use=used)

@@ -21,41 +21,46 @@ from .widgets import SPREAD
 
 SIZE, DONOR, EXPERT_TEXT = SPREAD
 KEEP = "keep_loaded"
-PARTS = ("", "unet_")
-"""What the widgets of a node begin with that are about its diffusion model, or its only one."""
+ALONE = "vae_device"
+"""The device of the part of a checkpoint that is not spread."""
 
 
-def wish(values: Mapping[str, Any], resolver: Resolver) -> Target:
-    """What the widgets ask for, by name. Raises RequestError."""
-    prefix = _prefix(values)
-    named = next((part + name for part in PARTS for name in (COMPUTE, DEVICE) if part + name in values), COMPUTE)
+def parts(values: Mapping[str, Any]) -> list[str]:
+    """What the widgets of each part begin with whose weights the node spreads: nothing where it has one part only."""
+    return [name.removesuffix(SIZE) for name in values if name.endswith(SIZE)] or [""]
+
+
+def wish(values: Mapping[str, Any], resolver: Resolver, part: str) -> Target:
+    """What the widgets ask for one part, by name. The device of a part that is not spread is looked at with the first.
+
+    Raises RequestError.
+    """
+    named = next((part + name for name in (COMPUTE, DEVICE) if part + name in values), COMPUTE)
     compute = _text(values, named, DEFAULT_DEVICE)
     with _about(KEEP):
         standing = Standing.read(values.get(KEEP, Standing.DEFAULT.value))
     with _about(named):
         device = resolver.device(compute)
-    field = speaking(values)
+    if part == parts(values)[0]:
+        with _about(ALONE):
+            resolver.device(_text(values, ALONE, DEFAULT_DEVICE))
+    field = speaking(values, part)
     with _about(field, str(values.get(field, "")), resolver.inventory):
-        return resolver.target(compute, _request(values, prefix, device, resolver.inventory), standing)
+        return resolver.target(compute, _request(values, part, device, resolver.inventory), standing)
 
 
-def _prefix(values: Mapping[str, Any]) -> str:
-    return next((part for part in PARTS if part + SIZE in values), PARTS[0])
-
-
-def speaking(values: Mapping[str, Any]) -> str:
+def speaking(values: Mapping[str, Any], part: str) -> str:
     """The widget that names devices or amounts, by the mode and by what is filled in."""
-    prefix = _prefix(values)
-    expert, donor = prefix + EXPERT_TEXT, prefix + DONOR
+    expert, donor = part + EXPERT_TEXT, part + DONOR
     if "mode" in values:
         return {"virtual VRAM": donor, "expert": expert}.get(str(values["mode"]), "mode")
     return expert if str(values.get(expert, "")).strip() else donor
 
 
-def _request(values: Mapping[str, Any], prefix: str, compute: DeviceId | None, inventory: Inventory) -> Request:
-    if prefix + SIZE not in values:
+def _request(values: Mapping[str, Any], part: str, compute: DeviceId | None, inventory: Inventory) -> Request:
+    if part + SIZE not in values:
         return VirtualVram(0, (CPU,))
-    size, donors, expert = _number(values, prefix + SIZE), _text(values, prefix + DONOR, str(CPU)), prefix + EXPERT_TEXT
+    size, donors, expert = _number(values, part + SIZE), _text(values, part + DONOR, str(CPU)), part + EXPERT_TEXT
     if values.get(OTHER_VRAM) is True:
         others = [str(device.id) for device in inventory.accelerators if device.id != compute]
         donors = ",".join([*others, str(CPU)])

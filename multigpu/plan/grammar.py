@@ -85,7 +85,7 @@ def request_from_widgets(virtual_vram_gb: float, donor_device: str, expert_mode_
     """The request behind the three widgets that saved workflows carry: a non-empty expert text wins."""
     if expert_mode_allocations.strip():
         return parse_request(expert_mode_allocations)
-    return VirtualVram(read_gib(f"{virtual_vram_gb:.9f}"), parse_devices(donor_device))
+    return VirtualVram(read_gib(f"{virtual_vram_gb or 0:.9f}"), parse_devices(donor_device))
 
 
 def request_from_mode(mode: str, virtual_vram_gb: float, donor_device: str, expert_mode_allocations: str) -> Request:

@@ -114,14 +114,17 @@ def serve(service: Any, caller: str, method: str, parts: list[Any]) -> list[Any]
 
 
 def describe(service: Any) -> dict[str, Any]:
-    """The devices of this machine with their memory, and versions."""
+    """The devices of this machine with their memory, and versions. What is free on a device that is not in use is not
+    told.
+    """
     import platform
 
+    from ..devices.backends import in_use
     from ..devices.inventory import Inventory
 
     inventory = Inventory()
     devices = [
-        {"name": str(device.id), "total": device.total, "free": inventory.free(device.id)}
-        for device in inventory.devices
+        {"name": str(its.id), "total": its.total, "free": inventory.free(its.id) if in_use(its.id) else None}
+        for its in inventory.devices
     ]
     return {"devices": devices, "versions": {**service.versions(), "Python": platform.python_version()}}

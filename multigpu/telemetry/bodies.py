@@ -91,12 +91,16 @@ class ListenBody:
 
 @dataclass(frozen=True, slots=True)
 class PlanBody:
-    """The widget values of one node, and the files of the model that it gets: names in one of the host's folders."""
+    """The widget values of one node, and the files of the model that it gets: names in one of the host's folders.
+
+    `part` is what the names of the widgets begin with that are meant, if the node has several parts; None: the first.
+    """
 
     node: str
     inputs: Mapping[str, Value]
     files: tuple[str, ...]
     folder: str
+    part: str | None = None
 
 
 def read_model(body: dict[str, Any]) -> str:
@@ -118,7 +122,7 @@ def read_listen(body: dict[str, Any]) -> ListenBody:
 
 
 def read_plan(body: dict[str, Any]) -> PlanBody:
-    _check_names(body, ("node", "inputs", "files", "folder"))
+    _check_names(body, ("node", "inputs", "files", "folder", "part"))
     inputs, files = body.get("inputs", {}), body.get("files", [])
     if not isinstance(inputs, dict):
         raise RequestError(f"inputs is {_kind(inputs)}; send an object of widget values by name")
@@ -129,7 +133,9 @@ def read_plan(body: dict[str, Any]) -> PlanBody:
         raise RequestError(f"files is {_kind(files)}; send a list of at most {_MOST_FILES} file names")
     for name in files:
         check_file_name(name)
-    return PlanBody(_text(body, "node"), values, tuple(files), _text(body, "folder", "" if not files else None))
+    folder = _text(body, "folder", None if files else "")
+    part = _text(body, "part", "") if "part" in body else None
+    return PlanBody(_text(body, "node"), values, tuple(files), folder, part)
 
 
 def check_file_name(name: str) -> None:

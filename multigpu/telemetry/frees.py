@@ -9,7 +9,7 @@ from .snapshot import Snapshot
 
 KEPT = 20
 """How many frees are remembered."""
-VERSION = 1
+VERSION = 2
 """Of the form that `FreeHistory.to_json` gives."""
 
 
@@ -43,7 +43,6 @@ class Freed:
     def to_json(self) -> dict[str, Any]:
         return {
             "time": self.time,
-            "unload_models": True,
             "free_memory": self.free_memory,
             "ejected": [{"name": its.name, "reason": its.reason} for its in self.ejected],
             "retained": [{"name": its.name, "reason": its.reason} for its in self.retained],
@@ -82,6 +81,7 @@ def returned(before: Snapshot, after: Snapshot) -> dict[str, int]:
 
     Devices whose driver does not tell their memory are left out.
     """
-    then = {device.device: device.free for device in before.devices if device.total}
-    back = {its.device: max(0, its.free - then[its.device]) for its in after.devices if its.device in then}
+    then = {device.device: device.free for device in before.devices if device.free is not None}
+    now = {device.device: device.free for device in after.devices if device.free is not None}
+    back = {device: max(0, free - then[device]) for device, free in now.items() if device in then}
     return {**back, after.ram.device: max(0, before.process_bytes - after.process_bytes)}

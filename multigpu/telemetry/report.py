@@ -15,7 +15,7 @@ def report(snapshot: Snapshot) -> str:
     return "\n".join(
         [
             f"Memory at {time.strftime('%H:%M:%S', time.localtime(snapshot.time))}",
-            f"RAM: {_use(snapshot.ram.free, snapshot.ram.total)}; this process {format_bytes(snapshot.process_bytes)}",
+            f"RAM: {_use(snapshot.ram)}; this process {format_bytes(snapshot.process_bytes)}",
             *(_device(device) for device in snapshot.devices[:-1]),
             f"Loaded models: {len(models) or 'none'}",
             *models,
@@ -24,14 +24,17 @@ def report(snapshot: Snapshot) -> str:
     )
 
 
-def _use(free: int, total: int) -> str:
-    return f"{format_bytes(total - free)} of {format_bytes(total)} used, {format_bytes(free)} free"
+def _use(device: DeviceMemory) -> str:
+    if device.used is None or device.free is None:
+        return "its driver does not report memory"
+    return f"{format_bytes(device.used)} of {format_bytes(device.total)} used, {format_bytes(device.free)} free"
 
 
 def _device(device: DeviceMemory) -> str:
-    if not device.total:
-        return f"{device.device}: its driver does not report memory"
-    return f"{device.device}: {_use(device.free, device.total)}; {format_bytes(device.cached)} cached by the allocator"
+    if not device.in_use:
+        return f"{device.device}: {format_bytes(device.total)}, not in use by ComfyUI"
+    cached = f"; {format_bytes(device.cached)} cached by the allocator" if device.used is not None else ""
+    return f"{device.device}: {_use(device)}{cached}"
 
 
 def _model(model: ModelMemory) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ..plan.types import Forecast, Plan
 from ..units import MIB, format_bytes
 
-VERSION = 1
+VERSION = 2
 """Of the form that `Snapshot.to_json` gives. docs/http.md describes it."""
 NOISE = 16 * MIB
 """Smaller changes of a device's or the process's memory are none: other programs make them all the time."""
@@ -20,36 +20,40 @@ NOISE = 16 * MIB
 class DeviceMemory:
     """Bytes of one device. `cached` is what its allocator holds without using it. `total` is 0 where it is unknown.
 
-    `ours` are those of the models in the same snapshot, with ring buffers and retained blocks. `name` is what
-    its driver calls it. `state` is that of the other machine whose device it is.
+    `free` is None where it is unknown: the driver does not tell, or the process does not have the device `in_use` yet,
+    and asking would be a use. `ours` are those of the models in the same snapshot, with ring buffers and retained
+    blocks. `name` is what its driver calls it. `state` is that of the other machine whose device it is.
     """
 
     device: str
-    free: int
+    free: int | None
     total: int
     cached: int = 0
     name: str = ""
     ours: int = 0
     state: str = ""
+    in_use: bool = True
 
     @property
-    def used(self) -> int:
-        return self.total - self.free
+    def used(self) -> int | None:
+        return None if self.free is None else self.total - self.free
 
     def words(self) -> str:
-        told = f"{format_bytes(self.free)} of {format_bytes(self.total)} free" if self.total else "unknown"
-        return f"{self.device} {told}"
+        if not self.in_use:
+            return f"{self.device} {format_bytes(self.total)}, not in use"
+        known = "unknown" if self.free is None else f"{format_bytes(self.free)} of {format_bytes(self.total)} free"
+        return f"{self.device} {known}"
 
     def to_json(self) -> dict[str, Any]:
         """`others` is the rest of what is used: other programs, what is being computed, caches."""
-        known = bool(self.total)
         return {
             "id": self.device,
             "name": self.name,
-            "total": self.total if known else None,
-            "used": self.used if known else None,
+            "total": self.total or None,
+            "in_use": self.in_use,
+            "used": self.used,
             "ours": self.ours,
-            "others": max(0, self.used - self.ours) if known else None,
+            "others": None if self.used is None else max(0, self.used - self.ours),
             "cached": self.cached,
             **({"state": self.state} if self.state else {}),
         }
@@ -189,7 +193,7 @@ class Snapshot:
         """For people: `free 3 post-unload at 12:03:59: process 1.2 GiB, RAM 12.1 GiB of 23.5 GiB, cuda:0 ...`."""
         parts = [
             f"process {format_bytes(self.process_bytes)}",
-            f"RAM {format_bytes(self.ram.used)} of {format_bytes(self.ram.total)}",
+            f"RAM {format_bytes(self.ram.used or 0)} of {format_bytes(self.ram.total)}",
             *(its.words() for its in self.devices[:-1]),
         ]
         models = ", ".join(f"{model.name} ({model.standing}, {model.device})" for model in self.loaded) or "none"
@@ -215,20 +219,26 @@ class Snapshot:
         told = {"identifier": self.identifier, "tag": self.tag, **self.to_json(blocks=False)}
         return json.dumps(told, separators=(",", ":"))
 
-    def differs(self, other: Snapshot, noise: float = NOISE) -> bool:
-        """Whether someone who sees the other one should see this one: `noise` in the figures and the time make no
-        difference."""
-        if (self.models, self.links, self.held, self.frees) != (other.models, other.links, other.held, other.frees):
-            return True
-        devices, before = (*self.devices, *self.elsewhere), (*other.devices, *other.elsewhere)
-        if [replace(its, free=0, cached=0) for its in devices] != [replace(its, free=0, cached=0) for its in before]:
-            return True
-        figures, earlier = (self.process_bytes, *_figures(devices)), (other.process_bytes, *_figures(before))
-        return any(abs(now - then) > noise for now, then in zip(figures, earlier, strict=True))
+    def figures_to_json(self) -> dict[str, Any]:
+        """What changes all the time: the memory of the process, and what is used and cached of each device."""
+        devices = [[device.used, device.cached] for device in (*self.devices, *self.elsewhere)]
+        return {"time": round(self.time, 2), "process": self.process_bytes, "devices": devices}
 
+    def differs(self, other: Snapshot) -> bool:
+        """Whether more is different than the time and the figures."""
+        return self._plain() != other._plain()
 
-def _figures(devices: tuple[DeviceMemory, ...]) -> list[int]:
-    return [count for device in devices for count in (device.free, device.cached)]
+    def _plain(self) -> tuple[Any, ...]:
+        groups = [[replace(its, free=0, cached=0) for its in each] for each in (self.devices, self.elsewhere)]
+        return *groups, self.models, self.links, self.held, self.frees
+
+    def far_from(self, other: Snapshot, noise: float) -> bool:
+        """Whether a figure differs by more than `noise`. Nothing else does."""
+        return any(abs(now - then) > noise for now, then in zip(self._figures(), other._figures(), strict=True))
+
+    def _figures(self) -> list[int]:
+        devices = (*self.devices, *self.elsewhere)
+        return [self.process_bytes, *(count for its in devices for count in (its.free or 0, its.cached))]
 
 
 def with_ours(devices: tuple[DeviceMemory, ...], models: tuple[ModelMemory, ...]) -> tuple[DeviceMemory, ...]:

@@ -22,10 +22,11 @@ from devtools import models, side_packages
 from devtools.hosts import FRONTENDS, NEWEST, Frontend
 from devtools.places import Places
 from devtools.server import Server, ServerSpec
-from tests.host.driver import Driver, spec_for
+from tests.host.driver import PACK, Driver, spec_for
 from tests.sim import simdev
 
 SERVE = Path(simdev.__file__).parents[1] / "serve.py"
+OTHER_PACK = Places.here().root / "tests" / "packs" / "quantised_pack"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BY_NAME = {frontend.name: frontend for frontend in FRONTENDS}
 ROWS = [BY_NAME[name] for name in filter(None, [os.environ.get("MULTIGPU_TEST_FRONTEND")])] or FRONTENDS
@@ -97,7 +98,9 @@ def manager(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def server(frontend: Frontend, manager: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """ComfyUI on three simulated GPUs. The environment sets one of our settings."""
+    """ComfyUI on three simulated GPUs, with a pack whose loaders are called as those of ComfyUI-GGUF. The environment
+    sets one of our settings.
+    """
     try:
         simdev.build("cuda")
     except simdev.NoCompiler as reason:
@@ -107,6 +110,7 @@ def server(frontend: Frontend, manager: bool, tmp_path_factory: pytest.TempPathF
         tmp_path_factory.mktemp("browser"),
         Path(sys.executable),
         frontend=frontend.files(Places.here()),
+        packs={PACK: Places.here().root, "gguf": OTHER_PACK, "gguf_v3": OTHER_PACK / "v3"},
         runner=(str(SERVE),),
         environment={**simdev.CPU_LIMIT, "SIMDEV": "cuda:3:6g", "SIMDEV_LINKS": "25e9", "MULTIGPU_LOG": "info"},
         flags=simdev.HOST_FLAGS,

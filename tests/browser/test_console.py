@@ -27,6 +27,15 @@ EMPTY_TAB = """() => window.app.extensionManager.registerSidebarTab({
 """What the frontend itself says when a tab is opened and closed."""
 
 
+UNREADABLE = """() => {
+    const loader = window.LiteGraph.createNode("VAELoader"), place = window.LiteGraph.createNode("MultiGPUPlaceVAE");
+    for (const node of [loader, place]) window.app.graph.add(node);
+    loader.widgets[0].value = "pixel_space";
+    loader.connect(0, place, 0);
+}"""
+"""A VAE that is in no file, behind a node of ours."""
+
+
 @contextmanager
 def shown(browser: Any, server: Server, *, ours: bool) -> Iterator[tuple[Any, list[str]]]:
     """A new page with a workflow of ours in it, and what its console says; with or without our scripts."""
@@ -45,6 +54,7 @@ def shown(browser: Any, server: Server, *, ours: bool) -> Iterator[tuple[Any, li
     opened(page, server)
     page.evaluate(CHOOSE, True)
     page.evaluate(LOAD, workflow(0))
+    page.evaluate(UNREADABLE)
     page.wait_for_function(DRAWN, arg=True, timeout=60_000)
     yield page, said
     context.close()
@@ -68,6 +78,7 @@ def test_our_scripts_add_nothing_to_the_console(browser: Any, server: Server) ->
         page.locator(TAB).click()
         page.locator(".multigpu-device").first.wait_for(timeout=30_000)
         page.locator(".multigpu-split .multigpu-bar").first.wait_for(timeout=30_000)
+        page.locator(".multigpu-split .multigpu-note", has_text="pixel_space cannot be read").wait_for(timeout=30_000)
         page.locator(TAB).click()
         page.locator(".multigpu-panel").wait_for(state="detached")
         assert problems(said) <= usual

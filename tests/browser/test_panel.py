@@ -29,6 +29,9 @@ SHOWN = """() => Object.fromEntries([...document.querySelectorAll(".multigpu-dev
     )),
 ]))"""
 """The bytes of each model on each device, as the map has them."""
+LISTED = """ids => JSON.stringify(ids) === JSON.stringify(
+    [...document.querySelectorAll(".multigpu-model")].map(row => row.dataset.model),
+)"""
 
 
 def workflow(seed: int) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def panel(page: Any, driver: Driver) -> Any:
         driver.client.post("/multigpu/unpin", {"model": model["id"]})
     if not page.locator(".multigpu-panel").count():
         page.locator(TAB).click()
-    page.locator(".multigpu-model").first.wait_for(timeout=30_000)
+    page.wait_for_function(LISTED, arg=[model["id"] for model in models(driver).values()], timeout=30_000)
     return page.locator(".multigpu-panel")
 
 
@@ -165,7 +168,7 @@ def test_the_frontends_own_entries_eject_all_but_the_pinned_models(
     driver.wait_idle()
     free = frees(driver)[0]
     assert free not in before
-    assert (free["unload_models"], free["free_memory"]) == (True, ENTRIES[entry]), "it reached POST /free and our flow"
+    assert free["free_memory"] is ENTRIES[entry], "it reached POST /free and our flow"
     assert MODEL in {gone["name"] for gone in free["ejected"]}
     assert [kept["name"] for kept in free["retained"]] == [CLIP]
     rows[MODEL].wait_for(state="detached", timeout=30_000)
@@ -204,6 +207,113 @@ def test_the_buttons_free_memory(page: Any, panel: Any, driver: Driver) -> None:
     assert models(driver) == {} and frees(driver)[0]["free_memory"] is True
 
 
+def test_a_free_that_has_to_wait_for_a_prompt_says_so(page: Any, panel: Any, driver: Driver) -> None:
+    waits = panel.get_by_text("Done when the running prompt is over.")
+    panel.get_by_role("button", name="Free models", exact=True).click()
+    driver.wait_idle()
+    assert not waits.is_visible(), "nothing ran"
+    long = workflow(next(SEEDS))
+    (sampler,) = [node for node in long["nodes"] if node["type"] == "KSampler"]
+    sampler["widgets_values"][2] = 400
+    page.evaluate(LOAD, long)
+    page.evaluate("() => window.app.queuePrompt(0)")
+    driver.until(lambda: bool(driver.client.get("/queue")["queue_running"]))
+    panel.get_by_role("button", name="Free models", exact=True).click()
+    waits.wait_for(timeout=30_000)
+    driver.client.raw("/interrupt", {})
+    driver.wait_idle()
+    waits.wait_for(state="hidden", timeout=30_000)
+
+
+def test_only_what_came_back_is_named(page: Any, panel: Any, driver: Driver) -> None:
+    panel.get_by_role("button", name="Free models and caches", exact=True).click()
+    panel.get_by_text("No model is loaded. Run a workflow.").wait_for(timeout=30_000)
+    driver.wait_idle()
+    returned = frees(driver)[0]["returned"]
+    assert returned["cuda:0"] > 0 == returned["cuda:2"]
+    told = panel.locator(".multigpu-free-flow").first.locator("dd").last
+    page.wait_for_function("told => told.innerText.includes('cuda:0 ')", arg=told.element_handle(), timeout=30_000)
+    assert "cuda:2" not in told.inner_text()
+
+
+TOLD = """figures => {
+    window.app.api.dispatchEvent(new CustomEvent("multigpu.figures", { detail: figures }));
+    return [...document.querySelectorAll(".multigpu-device .multigpu-figure")].map(use => use.innerText);
+}"""
+
+
+def test_figures_that_change_are_shown(page: Any, panel: Any) -> None:
+    """In whatever the panel was told last."""
+    *shown, _ = page.evaluate(TOLD, {"devices": [[3 * 1024**3, 0], [2**30, 2**20], [None, 0], [5 * 1024**3, 0]]})
+    assert shown == ["3.00 GiB of 6.00 GiB", "1.00 GiB of 6.00 GiB", "not reported"]
+    assert page.evaluate(TOLD, {"devices": [[0, 0]]})[:2] == shown[:2], "of other devices than those that are known"
+
+
+LEGENDS = """() => Object.fromEntries([...document.querySelectorAll(".multigpu-device")].map(device => [
+    device.querySelector(".multigpu-title").innerText,
+    [...device.querySelectorAll(".multigpu-legend .multigpu-item")].map(item => item.innerText.replace(/\\s+/g, " "))
+        .filter(text => /^\\d/.test(text)),
+]))"""
+NUMBERS = """() => [...document.querySelectorAll(".multigpu-model")].map(
+    row => [row.querySelector(".multigpu-number").innerText, row.querySelector("strong").innerText],
+)"""
+
+
+def test_models_on_one_device_are_told_apart_and_the_ram_is_called_so(page: Any, panel: Any, driver: Driver) -> None:
+    told, legends = [*models(driver)], page.evaluate(LEGENDS)
+    assert page.evaluate(NUMBERS) == [[str(number), name] for number, name in enumerate(told, 1)]
+    assert [*legends] == ["cuda:0", "cuda:1", "cuda:2", "RAM"]
+    number = told.index(MODEL) + 1
+    assert legends["cuda:2"] == []
+    (one,) = legends["cuda:1"]
+    assert one.startswith(f"{number} {MODEL} ") and one.endswith(" MiB")
+    assert [text.split()[:2] for text in legends["cuda:0"]] == [[str(n), name] for n, name in enumerate(told, 1)]
+    labels = panel.locator("[data-device='cuda:0'] .multigpu-segment .multigpu-number").all_text_contents()
+    assert labels == [str(n) for n in range(1, len(told) + 1)]
+
+
+REORDER = """async () => {
+    const { make, Parts } = await import("/extensions/multigpu/elements.js");
+    const place = make("div");
+    document.body.append(place);
+    const parts = new Parts(place, key => ({ element: make("button", { text: key }), update() {} }));
+    const update = keys => parts.update([...keys].map(key => [key, null]));
+    update("abc");
+    const seen = [...place.children].map(button => {
+        button.focus();
+        update("cab");
+        update("bca");
+        update("abc");
+        return document.activeElement === button;
+    });
+    place.firstChild.focus();
+    update("bc");
+    seen.push(document.activeElement === document.body);
+    place.remove();
+    return seen;
+}"""
+
+
+def test_what_has_the_focus_keeps_it_when_rows_change_places(page: Any) -> None:
+    assert page.evaluate(REORDER) == [True] * 4
+
+
+SMALL = """() => {
+    const panel = document.querySelector(".multigpu-panel");
+    panel.style.width = "200px";
+    const right = panel.getBoundingClientRect().right;
+    const wide = [...panel.querySelectorAll("*")].filter(
+        element => element.checkVisibility() && element.getBoundingClientRect().right > right + 1,
+    );
+    panel.style.width = "";
+    return wide.map(element => element.className + ": " + element.innerText);
+}"""
+
+
+def test_everything_is_seen_in_a_narrow_panel(page: Any, panel: Any) -> None:
+    assert page.evaluate(SMALL) == []
+
+
 def test_links_are_shown_and_what_goes_wrong_is_said(page: Any, panel: Any, driver: Driver) -> None:
     links = driver.client.get("/multigpu/snapshot")["links"]
     measured = {(link["from"], link["to"]): link["speed"] for link in links}
@@ -229,16 +339,17 @@ def test_nothing_is_sent_when_the_tab_is_closed(page: Any, panel: Any, driver: D
         window.received = 0;
         window.app.api.addEventListener("multigpu.snapshot", () => window.received++);
     }""")
-    panel.get_by_role("button", name=f"Pin {MODEL}", exact=True).click()
+    panel.get_by_role("button", name=f"Eject {MODEL}", exact=True).click()
     page.wait_for_function("() => window.received > 0", timeout=30_000)
     assert driver.client.get("/debug/listening") is True
     page.locator(TAB).click()
     panel.wait_for(state="detached")
     driver.until(lambda: driver.client.get("/debug/listening") is False)
     received = page.evaluate("() => window.received")
-    (model,) = [model["id"] for name, model in models(driver).items() if name == MODEL]
-    driver.client.post("/multigpu/eject", {"model": model})
+    for model in models(driver).values():
+        driver.client.post("/multigpu/eject", {"model": model["id"]})
     driver.wait_idle()
+    assert models(driver) == {}
     assert page.evaluate("() => window.received") == received
     assert driver.client.get("/debug/listening") is False
 

@@ -22,3 +22,9 @@ def test_the_pictures_of_the_panel_are_taken(frontend: Any, browser: Any, tmp_pa
             assert taken.size == whole if name.startswith("panel") else taken.width < whole[0]
             assert len(taken.convert("RGB").getcolors(taken.width * taken.height)) > 100, "it shows something"
         assert (pictures.FOLDER / name).is_file()
+
+
+@pytest.mark.once
+def test_the_pictures_are_of_this_panel(frontend: Any) -> None:
+    stored = (pictures.FOLDER / pictures.DIGEST).read_text()
+    assert stored == pictures.digest(), "they are older: run `.venv/bin/python -m scripts.pictures CHROMIUM`"

@@ -7,6 +7,11 @@ from typing import Any
 
 import pytest
 
+from devtools.server import Server
+from tests.browser.test_panel import workflow
+from tests.browser.test_saved_workflows import LOAD
+from tests.host.driver import Driver
+
 ADD = """() => {
     window.app.graph.clear();
     const add = (type, x) => {
@@ -99,6 +104,93 @@ def test_a_node_without_a_loader_says_what_to_do(page: Any, typed: Callable[[str
     typed("cpu,*")
     page.evaluate("() => window.placed.disconnectInput(0)")
     page.locator(".multigpu-note", has_text="Connect a loader").wait_for(timeout=30_000)
+
+
+UNKNOWN = """([own, behind]) => {
+    window.app.graph.clear();
+    const nodes = [own, behind].filter(Boolean).map(type => window.LiteGraph.createNode(type));
+    for (const node of nodes) window.app.graph.add(node);
+    if (behind) nodes[0].connect(0, nodes[1], 0);
+}"""
+
+
+@pytest.mark.parametrize(
+    "nodes", [["DiffusersLoaderDisTorch2MultiGPU", None], ["DiffusersLoader", "MultiGPUPlaceModel"]], ids=str
+)
+def test_a_loader_whose_file_is_not_known_is_not_said_to_be_missing(page: Any, nodes: list[str | None]) -> None:
+    page.evaluate(UNKNOWN, nodes)
+    known = page.get_by_text("The split is known when the workflow runs.", exact=True)
+    known.wait_for(timeout=30_000)
+    if nodes[1]:
+        page.evaluate("() => window.app.graph._nodes.at(-1).disconnectInput(0)")
+        page.locator(".multigpu-note", has_text="Connect a loader").wait_for(timeout=30_000)
+        page.evaluate("() => window.app.graph._nodes[0].connect(0, window.app.graph._nodes[1], 0)")
+        known.wait_for(timeout=30_000)
+
+
+PARTS = """() => {
+    window.app.graph.clear();
+    const node = window.LiteGraph.createNode("CheckpointLoaderAdvancedDisTorch2MultiGPU");
+    window.app.graph.add(node);
+    window.change = (name, value) => {
+        const widget = node.widgets.find(widget => widget.name === name);
+        widget.value = value;
+        widget.callback(value);
+    };
+    window.change("ckpt_name", "toy_sd15.safetensors");
+    window.change("unet_expert_mode_allocations", "cuda:0,*");
+}"""
+BARS = """() => [...document.querySelectorAll(".multigpu-split .multigpu-bar")].map(
+    bar => [bar.previousSibling.textContent, [...bar.children].map(part => part.dataset.home)],
+)"""
+
+
+def test_each_part_of_a_checkpoint_has_a_split_and_errors_of_its_own(page: Any) -> None:
+    page.evaluate(PARTS)
+    for allocation, homes in (("cuda:2,*", ["cuda:2"]), ("cuda:1,50%;cpu,*", ["cuda:1", "cpu"])):
+        homes = ["cuda:0", *homes]  # its table of tokens stays where it computes
+        page.evaluate("text => window.change('clip_expert_mode_allocations', text)", allocation)
+        expected = [["Diffusion model", ["cuda:0"]], ["Text encoder", homes]]
+        page.wait_for_function(
+            f"expected => JSON.stringify(({BARS})()) === JSON.stringify(expected)", arg=expected, timeout=30_000
+        )
+    page.evaluate("text => window.change('clip_expert_mode_allocations', text)", "cpu,nonsense!!")
+    wrong = page.locator(".multigpu-split .multigpu-wrong")
+    wrong.wait_for(timeout=30_000)
+    assert wrong.locator("mark").inner_text() == "nonsense!!"
+    assert page.evaluate(BARS) == [["Diffusion model", ["cuda:0"]]], "of which nothing is wrong"
+
+
+SET = "([name, value]) => window.app.extensionManager.setting.set(name, value)"
+
+
+def test_a_setting_changes_what_is_wrong(page: Any, typed: Callable[[str], None]) -> None:
+    typed("cuda:0,10mb;cuda:9,*")
+    wrong = page.locator(".multigpu-wrong")
+    wrong.wait_for(timeout=30_000)
+    try:
+        page.evaluate(SET, ["MultiGPU.FallBack", True])
+        page.locator(".multigpu-split [data-home='cpu'][data-bytes]").wait_for(timeout=30_000)
+        assert wrong.count() == 0
+    finally:
+        page.evaluate(SET, ["MultiGPU.FallBack", False])
+    wrong.wait_for(timeout=30_000)
+
+
+def test_after_a_run_the_step_is_the_measured_one(page: Any, server: Server) -> None:
+    driver = Driver(server)
+    driver.free(unload_models=True, free_memory=True)
+    drawn = workflow(8)
+    (sampler,) = [node for node in drawn["nodes"] if node["type"] == "KSampler"]
+    sampler["widgets_values"][2] = 8
+    page.evaluate(LOAD, drawn)
+    split = page.locator(".multigpu-split")
+    split.get_by_text(" per step, estimated").wait_for(timeout=30_000)
+    page.evaluate("() => window.app.queuePrompt(0)")
+    split.get_by_text(" per step, measured").wait_for(timeout=60_000)
+    driver.wait_idle()
+    (step,) = [its["step"] for its in driver.client.get("/multigpu/snapshot")["models"] if its["name"] == "Flux"]
+    assert split.get_by_text(f"{1000 * step['measured']:.2g} ms per step, measured").is_visible()
 
 
 OTHERS = """() => {

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ARCHIVED: dict[str, Any] = json.loads((ROOT / "tests" / "golden" / "archived_2_6_core.json").read_text())["core"]
+GOLDEN = ROOT / "tests" / "golden"
+GGUF = ("UnetLoaderGGUF", "CLIPLoaderGGUF", "UnetLoaderGGUFAdvanced")
+"""The loaders of other packs that the server has."""
+ARCHIVED: dict[str, Any] = json.loads((GOLDEN / "archived_2_6_core.json").read_text())["core"] | {
+    node_id: archived
+    for node_id, archived in json.loads((GOLDEN / "archived_2_6_gguf.json").read_text())["gguf"].items()
+    if re.sub(r"(DisTorch2?)?MultiGPU$", "", node_id) in GGUF
+}
 EXAMPLES = sorted((ROOT / "example_workflows").glob("*.json"))
 SOCKETS = {"MODEL", "CLIP", "VAE"}
 

@@ -21,7 +21,7 @@ KIND = os.environ.get("SIMDEV", "cuda").split(":")[0]
 COUNT = 1 if KIND == "mps" else 3
 FLAGS = (*simdev.HOST_FLAGS, "--directml") if KIND == "privateuseone" else simdev.HOST_FLAGS
 TESTS = {
-    "cuda": ["test_lifecycle", "test_smart_memory"], "xpu": ["test_lifecycle", "test_old_torch"],
+    "cuda": ["test_contexts", "test_lifecycle", "test_smart_memory"], "xpu": ["test_lifecycle", "test_old_torch"],
     "mps": ["test_one_device", "test_old_torch"], "privateuseone": ["test_directml"],
 }  # fmt: skip
 """What is tested for a kind; for all other kinds `test_lifecycle`."""

@@ -194,6 +194,8 @@ def test_the_report_says_where_a_spread_model_rests(machine: Machine) -> None:
     assert its.startswith(f"- Flux (keep) computes on {ZERO}: {places}; step ")
     devices = [line for line in lines if line.startswith(f"{KIND}:")]
     assert [line.partition(": ")[0] for line in devices] == [ZERO, ONE, TWO]
+    if KIND == "cuda":  # which tells whether it is in use
+        assert devices.pop() == f"{TWO}: 6.00 GiB, not in use by ComfyUI"
     assert all(" of 6.00 GiB used, " in line and line.endswith(" cached by the allocator") for line in devices)
 
 

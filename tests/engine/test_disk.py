@@ -85,7 +85,7 @@ def test_auto_uses_disk_when_ram_is_short(studio: Studio, monkeypatch: pytest.Mo
         DeviceBudget(DeviceId("cuda", 0), size, size // 2),
         DeviceBudget(CPU, size, size // 3),
     ]
-    monkeypatch.setattr(placer, "budgets", lambda devices: list(small))
+    monkeypatch.setattr(placer, "budgets", lambda devices, needed: list(small))
     placed = studio.place(studio.flux(), "auto,0b", ring=size // 10)
     planned = studio.planned(placed)
     assert planned["disk"] > 0 and 0 < planned["cpu"] < size // 3 - size // 8

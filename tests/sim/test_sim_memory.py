@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +147,31 @@ def test_names_of_devices_are_checked(sim):
         sim.moved("cpu", f"{sim.kind}:5")
     with pytest.raises(ValueError, match=sim.kind):
         sim.limit("cpu", GiB)
+
+
+CONTEXTS = """
+import sys, torch
+from tests.sim import simdev
+world = simdev.install("cuda", 4)
+there = lambda: [index for index in range(4) if world.has_context(index)]
+assert [torch._C._cuda_hasPrimaryContext(index) for index in range(4)] == [False] * 4
+for index in range(4):
+    torch.cuda.get_device_properties(index), torch.cuda.memory_stats(index), torch.cuda.memory_allocated(index)
+torch.cuda.current_device(), torch.cuda.can_device_access_peer(0, 1), torch.cuda.manual_seed_all(1)
+assert there() == []
+torch.empty(1, device="cuda:3")
+assert there() == [3] and torch.cuda.current_device() == 0
+torch.cuda.mem_get_info(1)
+assert there() == [1, 3]
+with torch.cuda.device(2):
+    pass
+assert there() == [1, 2, 3]
+torch.cuda.synchronize(0)
+assert there() == [0, 1, 2, 3] == [index for index in range(4) if torch._C._cuda_hasPrimaryContext(index)]
+"""
+
+
+@pytest.mark.skipif(not os.environ.get("SIMDEV", "cuda").startswith("cuda"), reason="contexts are CUDA's")
+def test_a_context_is_made_when_a_device_is_first_used_or_asked_for_its_free_memory():
+    """In a process of its own: contexts are not given up. As CUDA 12 and torch do it."""
+    subprocess.run([sys.executable, "-c", CONTEXTS], check=True, cwd=Path(__file__).parents[2])

@@ -24,8 +24,9 @@ WORDS = r"\"\w+\"|\b\w+:|facts\.\w+"
 """Where else a key may stand: quoted, as a field, as a row of facts."""
 FAMILIES = {
     "reason": [*(reason.value for reason in Reason), "ring"],
-    "standing": [standing.value for standing in Standing],
-    "memory": ["cached", "others", "free"],
+    "standing": [standing.value + end for standing in Standing for end in ("", "_tip")],
+    "memory": [kind + end for kind in ("cached", "others", "free") for end in ("", "_tip")],
+    "part": ["unet_", "clip_"],
     "machine": [READY, STARTING, LOST],
     "freed": [
         re.sub(r"\W+", "_", reason)

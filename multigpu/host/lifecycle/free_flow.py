@@ -140,7 +140,7 @@ class FreeFlow:
 
     def _unload_all_models(self) -> None:
         self.tidy()
-        during_prompt = _prompt_runs()  # then nobody has asked for this: what was asked for waits for its end
+        during_prompt = prompt_runs()  # then nobody has asked for this: what was asked for waits for its end
         free_memory = self._free_memory and not during_prompt
         self._free_memory = self._free_memory and during_prompt
         loaded = entries()
@@ -345,7 +345,7 @@ class FreeFlow:
                 "keep and eject are off: another pack has replaced functions of ComfyUI; see the log"
             )
         self._cycle.chosen = True
-        self.retention.choose(base_of(patcher), wanted, lingers=lingers or _prompt_runs())
+        self.retention.choose(base_of(patcher), wanted, lingers=lingers or prompt_runs())
 
     def eject(self, patcher: Any) -> bool:
         """Flag a model until it has left, and ask for a free that unloads it. From any thread.
@@ -418,7 +418,7 @@ def pressure(limit: int | None) -> Pressure | None:
     return None if limit is None and watched else Pressure((limit or USUAL_LIMIT) / 100)
 
 
-def _prompt_runs() -> bool:
+def prompt_runs() -> bool:
     """Whether the host runs a prompt. False without a server, as in a script that imports the host."""
     server = getattr(PromptServer, "instance", None)
     return server is not None and bool(server.prompt_queue.currently_running)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
+import sys
 import time
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import Any
 
 from ...errors import RequestError
@@ -16,26 +17,32 @@ from ...telemetry.snapshot import NOISE, Snapshot
 
 log = logging.getLogger("multigpu")
 
-EVENT = "multigpu.snapshot"
+EVENT, FIGURES = "multigpu.snapshot", "multigpu.figures"
 PERIOD = 0.5
 """Seconds between two snapshots."""
-EACH = 0.1
-"""For each client, seconds that pass at least between two messages in which nothing but memory figures is new: these
-change all the time, and to send one takes a tenth of a millisecond."""
 LASTS = 300.0
 """Seconds after which a client that has not asked again no longer listens."""
+AT_ONCE: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+"""Lets a task run at once up to where it waits. Most messages are sent before that, and then nothing is scheduled."""
+
+
+class Missing(IntEnum):
+    """What a client has not been sent yet of the last snapshot, besides figures."""
+
+    NOTHING = 0
+    SNAPSHOT = 1
+    BLOCKS = 2
 
 
 class Listeners:
-    """Takes one snapshot for all clients, and sends it to them if something has changed. Used on the event loop."""
+    """Takes one snapshot for all clients, and sends them what has changed. Used on the event loop."""
 
     def __init__(self, take: Callable[[], Snapshot], sockets: Mapping[str, Any]) -> None:
         """`take` is called on a thread of its own. `sockets` are those of the host's clients, by client id."""
         self._take = take
         self._sockets = sockets
         self._until: dict[str, float] = {}
-        self._behind: set[str] = set()
-        """Clients that have not been sent the blocks of the models as they are now planned."""
+        self._missing: dict[str, Missing] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self.taken = 0
@@ -58,7 +65,7 @@ class Listeners:
             raise RequestError(f"no client {shown(wanted.client)} is connected to ComfyUI's websocket", status=404)
         begins = wanted.client not in self._until
         if begins:
-            self._behind.add(wanted.client)
+            self._missing[wanted.client] = Missing.BLOCKS
         self._until[wanted.client] = time.monotonic() + LASTS
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -66,12 +73,12 @@ class Listeners:
 
     def _stop(self, client: str) -> None:
         self._until.pop(client, None)
-        self._behind.discard(client)
+        self._missing.pop(client, None)
 
     async def _run(self) -> None:
         try:
             last: Snapshot | None = None
-            told, next_figures = False, 0.0
+            told = False
             while self._drop_gone():
                 try:
                     snapshot = await asyncio.to_thread(self._take)
@@ -82,14 +89,11 @@ class Listeners:
                     await _pause(PERIOD)
                     continue
                 self.taken += 1
-                now = time.monotonic()
-                noise = NOISE if now >= next_figures else math.inf
-                changed = last is None or snapshot.differs(last, noise)
-                if last is None or snapshot.plans != last.plans:
-                    self._behind |= self._until.keys()
-                self._send(snapshot, [*self._until] if changed else [*self._behind])
-                if changed:
-                    last, next_figures = snapshot, now + EACH * len(self._until)
+                new = _new(snapshot, last)
+                figures = last is not None and not new and snapshot.far_from(last, NOISE)
+                self._send(snapshot, new, figures)
+                if new or figures:
+                    last = snapshot
                 await _pause(PERIOD)
         finally:
             self._task = None
@@ -102,19 +106,41 @@ class Listeners:
                 self._stop(client)
         return bool(self._until)
 
-    def _send(self, snapshot: Snapshot, clients: list[str]) -> None:
-        """Written once for all, without blocks for those who have them. A client that has not taken the last one yet is
-        left out."""
+    def _send(self, snapshot: Snapshot, new: Missing, figures: bool) -> None:
+        """Send each client what it misses now that there is something `new`, or only the figures.
+
+        Each text is written once for all. A client that has not taken the last message yet is left out.
+        """
         self._sending = {client: task for client, task in self._sending.items() if not task.done()}
-        texts: dict[bool, str] = {}
-        for client in clients:
+        texts: dict[Missing, str] = {}
+        for client, before in [*self._missing.items()]:
+            missing = self._missing[client] = max(before, new)
             socket = self._sockets.get(client)
-            if socket is not None and client not in self._sending:
-                blocks = client in self._behind
-                if blocks not in texts:
-                    texts[blocks] = json.dumps({"type": EVENT, "data": snapshot.to_json(blocks=blocks)})
-                self._behind.discard(client)
-                self._sending[client] = asyncio.get_running_loop().create_task(_sent(socket, texts[blocks]))
+            if socket is None or client in self._sending or not (missing or figures):
+                continue
+            if missing not in texts:
+                texts[missing] = _text(snapshot, missing)
+            self._missing[client] = Missing.NOTHING
+            task = asyncio.Task(_sent(socket, texts[missing]), loop=asyncio.get_running_loop(), **AT_ONCE)
+            if not task.done():
+                self._sending[client] = task
+
+
+def _new(snapshot: Snapshot, last: Snapshot | None) -> Missing:
+    """What clients miss that have been sent the last snapshot."""
+    if last is None or snapshot.plans != last.plans:
+        return Missing.BLOCKS
+    return Missing.SNAPSHOT if snapshot.differs(last) else Missing.NOTHING
+
+
+def _text(snapshot: Snapshot, missing: Missing) -> str:
+    if missing is Missing.NOTHING:
+        return _packed(FIGURES, snapshot.figures_to_json())
+    return _packed(EVENT, snapshot.to_json(blocks=missing is Missing.BLOCKS))
+
+
+def _packed(event: str, data: dict[str, Any]) -> str:
+    return json.dumps({"type": event, "data": data}, separators=(",", ":"))
 
 
 async def _pause(seconds: float) -> None:

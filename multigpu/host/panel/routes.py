@@ -17,6 +17,7 @@ from ...lifecycle.absent import NoFreeFlow
 from ...lifecycle.policy import Standing
 from ...telemetry import bodies
 from ...telemetry.snapshot import Snapshot
+from ..lifecycle.free_flow import prompt_runs
 from .listeners import Listeners
 from .planning import Planning
 
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
 Answer = tuple[int, Any]
 """An HTTP status, and what the JSON says."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-WRONG = ValueError, AttributeError, LookupError, RecursionError, web.RequestPayloadError
+BROKEN = web.RequestPayloadError, ConnectionError
+"""What reading a body raises that does not come as was said, or not at all: the connection was lost."""
+WRONG = ValueError, AttributeError, LookupError, RecursionError, *BROKEN
 """What reading a body as JSON raises: no JSON, no object, an unknown charset, nested too deeply, broken on the way."""
 
 
@@ -92,7 +96,7 @@ class Panel:
     async def free(self, body: dict[str, Any]) -> Answer:
         wanted = bodies.read_free(body)
         self._flow.ask(unload_models=wanted.unload_models, free_memory=wanted.free_memory)
-        return 202, {}
+        return 202, {"waits": prompt_runs()}
 
     def free_is_asked(self, free_memory: bool) -> None:
         """By the host's own route."""
@@ -121,7 +125,10 @@ class Panel:
 def new_panel(runtime: Runtime) -> Panel:
     """For the host's server in this process."""
     hoist, others = runtime.settings.hoist, runtime.remote is not None
-    planning = Planning(runtime.inventory, runtime.capabilities, lambda: runtime.resolver, hoist=hoist, others=others)
+    planning = Planning(
+        runtime.inventory, runtime.capabilities, lambda: runtime.resolver,
+        models=lambda: runtime.snapshots.models(), hoist=hoist, others=others,
+    )  # fmt: skip
     return Panel(runtime, planning)
 
 
@@ -137,16 +144,19 @@ def add_routes(panel: Panel) -> None:
 
 
 def _noting_frees(panel: Panel) -> Any:
-    """Sees the requests to the host's own route that frees memory. Every other request passes through."""
+    """Sees the requests to the host's own route that frees memory. For others it is no part of what answers them."""
 
-    @web.middleware
-    async def note(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        if request.method == "POST" and request.path in ("/free", "/api/free"):
-            with suppress(*WRONG):  # the host's own code says what is wrong with it
-                panel.free_is_asked(bool((await request.json()).get("free_memory", False)))
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        with suppress(*WRONG):  # the host's own code says what is wrong with it
+            panel.free_is_asked(bool((await request.json()).get("free_memory", False)))
         return await handler(request)
 
-    return note
+    @web.middleware
+    def passing(request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]:
+        frees = request.method == "POST" and request.path in ("/free", "/api/free")
+        return note(request, handler) if frees else handler(request)
+
+    return passing
 
 
 def _getting(handler: Callable[[], Awaitable[Answer]]) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -203,6 +213,6 @@ async def _read(request: web.Request) -> bytes:
             text += piece
             if len(text) > bodies.MOST_BYTES:
                 raise bodies.too_large()
-    except web.RequestPayloadError:
+    except BROKEN:
         raise bodies.broken() from None
     return bytes(text)

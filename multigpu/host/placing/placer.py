@@ -148,7 +148,8 @@ class Placer:
         if not filed and DISK in request.devices():
             raise disk.refusal(patcher, dynamic_vram=self.capabilities.dynamic_vram)
         blocks = blocks_of(patcher, filed, hoist=self.hoist and self.capabilities.offers(Feature.HOISTING))
-        memory = budgets(self.inventory.devices)
+        needed = None if isinstance(request, Auto) else {compute, *request.devices()}
+        memory = budgets(self.inventory.devices, needed)
         memory += [disk_budget(blocks)] if filed else []
         donors = possible_donors(request, blocks, memory, compute)
         if donors:

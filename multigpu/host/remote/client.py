@@ -83,7 +83,13 @@ class Remote:
         if time.monotonic() - self._looked > LOOK_SECONDS and self._looking.acquire(blocking=False):
             threading.Thread(target=self._look, name="multigpu-nodes", daemon=True).start()
         return [
-            DeviceMemory(f"ray://{node.name}/{its.name}", its.free or 0, its.total or 0, state=node.state)
+            DeviceMemory(
+                f"ray://{node.name}/{its.name}",
+                its.free,
+                its.total or 0,
+                state=node.state,
+                in_use=its.free is not None or its.total is None,
+            )
             for node in self._nodes.values()
             for its in node.devices
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import sys
@@ -44,6 +45,22 @@ def _watched(take: Any) -> Any:
         return taken
 
     return taking
+
+
+def _sampler() -> threading.Thread:
+    return next(its for its in threading.enumerate() if "prompt_worker" in its.name)
+
+
+def _sampler_time() -> float:
+    return time.clock_gettime(time.pthread_getcpuclockid(_sampler().ident or 0))
+
+
+async def _pause(seconds: float) -> None:
+    """Until the sampler has computed for so long, or is idle."""
+    until = _sampler_time() + seconds
+    await asyncio.sleep(seconds)
+    while PromptServer.instance.prompt_queue.currently_running and _sampler_time() < until:
+        await asyncio.sleep(0.01)
 
 
 def _sum(model: torch.nn.Module) -> float:
@@ -89,7 +106,11 @@ def _add_looking(routes: web.RouteTableDef) -> None:
 
     @routes.post("/lifecycle/watch_panel")
     async def watch_panel(_: web.Request) -> web.Response:
-        """From now on, note what snapshots and their sending take, and which threads take snapshots."""
+        """From now on, note what snapshots and their sending take, and which threads take snapshots.
+
+        Every figure counts as changed, and while a prompt runs, the time between two snapshots is the sampler's: what
+        other programs leave of the processor to it makes no difference.
+        """
         if not TAKEN_BY:
             listening = _module("host.panel.listeners", of=".multigpu.api")
             listeners = _module("runtime").current().panel.listeners
@@ -105,19 +126,15 @@ def _add_looking(routes: web.RouteTableDef) -> None:
                 await sent(*given)
                 SPENT["seconds"] += time.thread_time() - began
 
+            listening.NOISE, listening._pause = -1, _pause
             listening.Listeners._send, listening._sent = (lambda _, *given: sending(*given)), one
         return web.Response()
 
     @routes.get("/lifecycle/cpu")
     async def cpu(_: web.Request) -> web.Response:
         """CPU seconds: of the sampler's thread, of this one, and of snapshots and their sending. And who took any."""
-        worker = next(its for its in threading.enumerate() if "prompt_worker" in its.name)
-        told = {
-            "sampler": time.clock_gettime(time.pthread_getcpuclockid(worker.ident or 0)),
-            "loop": time.thread_time(),
-        }
-        return web.json_response({**told, "panels": SPENT["seconds"], "by_sampler": TAKEN_BY[worker.name],
-                                  "taken": TAKEN_BY.total()})  # fmt: skip
+        told = {"sampler": _sampler_time(), "loop": time.thread_time(), "panels": SPENT["seconds"]}
+        return web.json_response({**told, "by_sampler": TAKEN_BY[_sampler().name], "taken": TAKEN_BY.total()})
 
     @routes.get("/lifecycle/alive")
     async def alive(_: web.Request) -> web.Response:

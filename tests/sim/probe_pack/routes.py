@@ -41,6 +41,7 @@ def add_routes(world: Any) -> None:
 def _state(world: Any) -> dict[str, Any]:
     return {
         "kind": world.kind,
+        "contexts": [device for device in world.devices if world.has_context(device)],
         "allocated": {device: world.allocated(device) for device in world.devices},
         "reserved": {device: world.reserved(device) for device in world.devices},
         "peak": {device: world.peak(device) for device in world.devices},

@@ -51,7 +51,7 @@ class DeviceApi:
                 self.prev_idx = native.exchange_device(self.idx)
 
             def __exit__(self, *exception: object) -> None:
-                native.exchange_device(self.prev_idx)
+                native.restore_device(self.prev_idx)
 
         return {
             "device": device,
@@ -157,7 +157,7 @@ class DeviceApi:
             def __exit__(self, *exception: object) -> None:
                 if self.stream is not None:
                     torch.accelerator.set_stream(self.previous)
-                    native.exchange_device(self.previous_device)
+                    native.restore_device(self.previous_device)
 
         def default_stream(device: Any = None) -> Stream:
             i = index(device)

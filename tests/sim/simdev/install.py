@@ -106,6 +106,7 @@ def _install_cuda() -> Any:
     torch.version.cuda = torch.version.cuda or PRETENDED_CUDA  # a CUDA build's own: other packages compare it
     namespace = DeviceApi(native, "cuda").namespace()
     namespace["cudart"] = lambda: _CudaRuntime(native)
+    torch._C._cuda_hasPrimaryContext = native.has_context
     _replace_functions("cuda", namespace)
     _add_storage(native, "cuda")
     return native

@@ -60,6 +60,10 @@ class World:
         """Let another process hold `size` bytes of the device."""
         self.native.set_foreign(self._number(device), int(size))
 
+    def has_context(self, device: str | int | torch.device) -> bool:
+        """Whether this process has used the device, or asked how much of it is free, since the last reset."""
+        return bool(self.native.has_context(self._number(device)))
+
     def pinned_bytes(self) -> int:
         """Host bytes that are page-locked now: pinned tensors (rounded up to powers of two) and registered ranges."""
         return int(self.native.pinned_bytes())
@@ -154,7 +158,7 @@ class World:
     def reset(self) -> None:
         """Run everything queued, then zero all counters, peaks, races, rates and times and restore the capacities.
 
-        Memory in use, on the devices and pinned on the host, stays as it is.
+        Memory in use, on the devices and pinned on the host, stays as it is. Devices without any have no context.
         """
         self.native.reset()
         for index, capacity in enumerate(self._capacities):

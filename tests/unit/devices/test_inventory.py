@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from multigpu.devices import backends, figures
 from multigpu.devices import inventory as inventory_module
 from multigpu.devices.backends import BACKENDS, Backend, Device
+from multigpu.devices.caches import cached_bytes, reserved_bytes
 from multigpu.devices.inventory import Inventory
 from multigpu.errors import AllocationError, BackendUnavailable, UnknownDevice
 from multigpu.plan import CPU, DeviceId
+from multigpu.remote.worker import describe
 
 GIB = 1024**3
 CARDS = {
@@ -228,3 +232,17 @@ def test_links_do_not_wait_for_a_measurement(monkeypatch: pytest.MonkeyPatch) ->
     with inventory._measuring:
         assert inventory.links() == {}
     assert len(inventory.links()) == 1
+
+
+def test_a_gpu_that_this_process_does_not_use_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for its cache, and not for what a worker tells of its machine's devices."""
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: index == 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", {0: {"reserved_bytes.all.current": 7}}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", {0: (5, 9)}.__getitem__)
+    for ask in (cached_bytes, reserved_bytes):
+        assert [ask(DeviceId("cuda", index)) for index in (0, 1)] == [7, 0]
+    gpus = describe(SimpleNamespace(versions=dict))["devices"][:2]
+    assert gpus == [
+        {"name": "cuda:0", "total": 24 * GIB, "free": 5},
+        {"name": "cuda:1", "total": 8 * GIB, "free": None},
+    ]

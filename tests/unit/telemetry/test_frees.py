@@ -6,8 +6,8 @@ from multigpu.telemetry.frees import KEPT, Fate, Freed, FreeHistory
 from multigpu.telemetry.snapshot import DeviceMemory, Snapshot
 
 
-def memory(process: int, *free: int, total: int = 100) -> Snapshot:
-    gpus = [DeviceMemory(f"cuda:{number}", count, total) for number, count in enumerate(free)]
+def memory(process: int, *free: int | None) -> Snapshot:
+    gpus = [DeviceMemory(f"cuda:{number}", count, 100) for number, count in enumerate(free)]
     return Snapshot("", "", 0.0, process, (*gpus, DeviceMemory("cpu", 5, 10)))
 
 
@@ -26,9 +26,9 @@ def test_what_came_back_is_what_was_seen_last() -> None:
     history.note(memory(400, 80, 40))
     assert counts + [history.changes] == [0, 1, 3]
     assert history.to_json() == {
-        "version": 1,
+        "version": 2,
         "frees": [{
-            "time": 1.0, "unload_models": True, "free_memory": False,
+            "time": 1.0, "free_memory": False,
             "ejected": [{"name": "Flux", "reason": "set to eject"}, {"name": "VAE", "reason": "set to eject"}],
             "retained": [{"name": "CLIP", "reason": "set to keep"}],
             "returned": {"cuda:0": 70, "cuda:1": 0, "cpu": 600},
@@ -37,9 +37,10 @@ def test_what_came_back_is_what_was_seen_last() -> None:
 
 
 def test_a_device_that_does_not_tell_is_left_out() -> None:
+    """Its driver tells nothing, or the process did not use it before or does not after."""
     history = FreeHistory()
-    history.begin(memory(10, 0, total=0), freed(1.0))
-    history.note(memory(20, 0, total=0))
+    history.begin(memory(10, None, 5, None), freed(1.0))
+    history.note(memory(20, None, None, 5))
     assert history.to_json()["frees"][0]["returned"] == {"cpu": 0}
 
 

@@ -34,11 +34,13 @@ def test_an_empty_machine() -> None:
 def test_every_device_has_a_line_with_its_cache() -> None:
     devices = (
         DeviceMemory("cuda:0", 20 * GiB, 24 * GiB, 300 * MiB),
-        DeviceMemory("directml:0", 0, 0),
+        DeviceMemory("cuda:1", None, 24 * GiB, in_use=False),
+        DeviceMemory("directml:0", None, 0),
         RAM,
     )
-    assert lines(devices=devices)[2:4] == [
+    assert lines(devices=devices)[2:5] == [
         "cuda:0: 4.00 GiB of 24.00 GiB used, 20.00 GiB free; 300.0 MiB cached by the allocator",
+        "cuda:1: 24.00 GiB, not in use by ComfyUI",
         "directml:0: its driver does not report memory",
     ]
 

@@ -73,7 +73,7 @@ def test_the_line_says_everything_a_person_looks_for() -> None:
 
 
 def test_a_device_that_does_not_tell_its_memory_is_not_full() -> None:
-    line = replace(snapshot(), devices=(DeviceMemory("directml:0", 0, 0), RAM)).line()
+    line = replace(snapshot(), devices=(DeviceMemory("directml:0", None, 0), RAM)).line()
     assert ", directml:0 unknown; loaded: " in line
 
 
@@ -95,11 +95,11 @@ def test_a_forecast_that_another_machine_has_told_is_the_same_here() -> None:
 
 def test_every_figure_is_in_the_json() -> None:
     assert json.loads(json.dumps(snapshot().to_json())) == {
-        "version": 1, "time": 1.5, "process": 2 * GiB, "held": 1,
+        "version": 2, "time": 1.5, "process": 2 * GiB, "held": 1,
         "devices": [
-            {"id": "cuda:0", "name": "Some GPU", "total": 24 * GiB, "used": 4 * GiB, "ours": 4 * GiB + 768 * MiB,
-             "others": 0, "cached": MiB},
-            {"id": "cpu", "name": "", "total": 32 * GiB, "used": 12 * GiB, "ours": 2 * GiB + MiB,
+            {"id": "cuda:0", "name": "Some GPU", "total": 24 * GiB, "in_use": True, "used": 4 * GiB,
+             "ours": 4 * GiB + 768 * MiB, "others": 0, "cached": MiB},
+            {"id": "cpu", "name": "", "total": 32 * GiB, "in_use": True, "used": 12 * GiB, "ours": 2 * GiB + MiB,
              "others": 10 * GiB - MiB, "cached": 0},
         ],
         "models": [
@@ -116,24 +116,26 @@ def test_every_figure_is_in_the_json() -> None:
         ],
         "links": [{"from": "cpu", "to": "cuda:0", "speed": 25e9}],
         "elsewhere": [
-            {"id": "ray://b/cpu", "name": "", "total": 8 * GiB, "used": 3 * GiB, "ours": 0, "others": 3 * GiB,
-             "cached": 0, "state": "lost"},
+            {"id": "ray://b/cpu", "name": "", "total": 8 * GiB, "in_use": True, "used": 3 * GiB, "ours": 0,
+             "others": 3 * GiB, "cached": 0, "state": "lost"},
         ],
         "frees": 3,
     }  # fmt: skip
 
 
 def test_unknown_memory_is_null() -> None:
-    told = DeviceMemory("directml:0", 0, 0, ours=5).to_json()
+    told = DeviceMemory("directml:0", None, 0, ours=5).to_json()
     assert (told["total"], told["used"], told["ours"], told["others"]) == (None, None, 5, None)
+    idle = DeviceMemory("cuda:1", None, 24 * GiB, in_use=False)
+    told = idle.to_json()
+    assert (told["total"], told["in_use"], told["used"], told["others"]) == (24 * GiB, False, None, None)
+    assert idle.words() == "cuda:1 24.00 GiB, not in use"
 
 
 def test_only_what_people_would_see_is_a_difference() -> None:
     now = snapshot()
     gpu, ram = now.devices
     assert not replace(now, time=9.0, tag="later").differs(now)
-    noise = replace(now, process_bytes=now.process_bytes + NOISE, devices=(replace(gpu, free=gpu.free - NOISE), ram))
-    assert not noise.differs(now) and noise.differs(now, NOISE - 1)
     for other in (
         replace(now, held=2),
         replace(now, links=()),
@@ -141,14 +143,30 @@ def test_only_what_people_would_see_is_a_difference() -> None:
         replace(now, models=(replace(FLUX, standing="eject"), now.models[1])),
         replace(now, models=(replace(FLUX, retained=0), now.models[1])),
         replace(now, devices=(replace(gpu, ours=1), ram)),
+        replace(now, devices=(replace(gpu, in_use=False), ram)),
         replace(now, devices=(ram,)),
-        replace(now, devices=(gpu, replace(ram, free=ram.free + NOISE + 1))),
-        replace(now, process_bytes=now.process_bytes + NOISE + 1),
         replace(now, elsewhere=(replace(now.elsewhere[0], state="ready"),)),
-        replace(now, elsewhere=(replace(now.elsewhere[0], free=0),)),
         replace(now, elsewhere=()),
     ):
         assert other.differs(now) and now.differs(other)
+
+
+def test_figures_change_all_the_time_and_are_no_difference() -> None:
+    now = snapshot()
+    (gpu, ram), (there,) = now.devices, now.elsewhere
+    for other in (
+        replace(now, process_bytes=now.process_bytes + NOISE),
+        replace(now, devices=(replace(gpu, free=20 * GiB - NOISE), ram)),
+        replace(now, devices=(replace(gpu, cached=MiB + NOISE), ram)),
+        replace(now, elsewhere=(replace(there, free=5 * GiB + NOISE),)),
+    ):
+        assert not other.differs(now)
+        assert other.far_from(now, NOISE - 1) and now.far_from(other, NOISE - 1) and not other.far_from(now, NOISE)
+    assert now.figures_to_json() == {
+        "time": 1.5, "process": 2 * GiB, "devices": [[4 * GiB, MiB], [12 * GiB, 0], [3 * GiB, 0]],
+    }  # fmt: skip
+    idle = replace(gpu, free=None, cached=0, in_use=False)
+    assert replace(now, devices=(idle, ram)).figures_to_json()["devices"][0] == [None, 0]
 
 
 def test_the_history_is_bounded_and_in_order(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

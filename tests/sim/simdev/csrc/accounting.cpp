@@ -51,6 +51,7 @@ bool take(int device, size_t bytes) {
     m.ooms++;
     return false;
   }
+  m.context = true;
   m.used += n;
   m.allocations++;
   m.reserved = std::max(m.reserved, m.used);
@@ -67,6 +68,7 @@ void give_back(int device, size_t bytes) {
 
 size_t free_bytes(int device) {
   auto& m = world().memory[device];
+  m.context = true;
   size_t taken = m.foreign + m.reserved;
   return taken < m.capacity ? m.capacity - taken : 0;
 }
@@ -179,7 +181,7 @@ void reset() {
   for (int d = 0; d < w.device_count; d++) sync_device(d);
   for (int d = 0; d < kMaxDevices; d++) {
     auto& m = w.memory[d];
-    m = Memory{.used = m.used, .reserved = m.used, .peak = m.used, .peak_reserved = m.used};
+    m = Memory{.used = m.used, .reserved = m.used, .peak = m.used, .peak_reserved = m.used, .context = m.used > 0};
     w.compute[d] = ComputeRate{};
   }
   w.links.clear();

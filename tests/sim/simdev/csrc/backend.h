@@ -31,7 +31,8 @@ constexpr auto kType = c10::DeviceType::SIMDEV_TYPE;
 
 // device.cpp
 int current_device();
-void set_current_device(int device);  // raises for a device that does not exist
+void set_current_device(int device);  // raises for a device that does not exist; makes a context on it
+void restore_current_device(int device);  // makes none
 int device_index(std::optional<c10::Device> device);
 StreamId current_stream(int device);
 at::Generator cpu_generator(const at::Generator& generator);  // the generator inside a simulated one

@@ -21,14 +21,20 @@ void bind_devices(py::module_& m) {
   m.def("set_device", &set_current_device);
   m.def("exchange_device", [](int device) {
     int old = current_device();
-    if (device >= 0) set_current_device(device);
+    if (device >= 0 && device != old) set_current_device(device);
     return old;
+  });
+  m.def("restore_device", &restore_current_device);
+  m.def("has_context", [](int device) {
+    Lock lock;
+    return world().memory[device].context;
   });
   m.def("default_generator", [](int device) { return default_generator(device); });
   m.def("storage_resize", [](c10::Storage s, size_t bytes) { resize_storage(s.unsafeGetStorageImpl(), bytes); });
   m.def("synchronize", [](int device) {
     py::gil_scoped_release no_gil;
     Lock lock;
+    world().memory[device].context = true;
     sync_device(device);
   });
 }

@@ -34,6 +34,13 @@ int current_device() {
 
 void set_current_device(int device) {
   check_index(device);
+  Lock lock;
+  world().memory[device].context = true;
+  tls_device = device;
+}
+
+void restore_current_device(int device) {
+  check_index(device);
   tls_device = device;
 }
 
@@ -56,7 +63,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
   Device exchangeDevice(Device d) const override {
     Device old = getDevice();
-    if (d.index() >= 0) tls_device = d.index();
+    if (d.index() >= 0 && d.index() != tls_device) set_current_device(d.index());
     return old;
   }
   Device getDevice() const override { return Device(kType, tls_device); }
@@ -71,6 +78,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(Device d, int priority = 0) const override {
     Lock lock;
     int device = device_index(d);
+    world().memory[device].context = true;
     return handle(device, stream_from_pool(device, priority));
   }
   c10::Stream getStreamFromGlobalPool(Device d, bool high_priority = false) const override {
@@ -92,7 +100,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     Lock lock;
-    sync_device(device < 0 ? tls_device : device);
+    int index = device < 0 ? tls_device : device;
+    world().memory[index].context = true;
+    sync_device(index);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const override {
     device_allocator().recordStream(data, s);
@@ -188,7 +198,9 @@ class HooksBase : public Base {
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex d) const override {
     return Guard().exchangeDevice(c10::Device(kType, d)).index();
   }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex d) const override { return exchangeDevice(d); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex d) const override {
+    return static_cast<c10::DeviceIndex>(std::exchange(tls_device, d < 0 ? tls_device : d));
+  }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex d) const override { return default_generator(d); }
   at::Generator getNewGenerator(c10::DeviceIndex d) const override { return new_generator(d); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }

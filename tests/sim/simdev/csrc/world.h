@@ -72,6 +72,7 @@ struct Memory {
   size_t capacity = size_t(16) << 30, used = 0, reserved = 0, peak = 0, peak_reserved = 0;
   size_t foreign = 0;  // taken by other processes
   size_t allocations = 0, frees = 0, ooms = 0;
+  bool context = false;  // whether this process has one there
 };
 
 // A queued copy's use of pinned host memory.
@@ -146,7 +147,7 @@ World& world();
 size_t rounded(size_t bytes);
 bool take(int device, size_t bytes);  // false: out of memory, nothing changed but the counter
 void give_back(int device, size_t bytes);
-size_t free_bytes(int device);
+size_t free_bytes(int device);  // makes a context, as asking the driver does
 void empty_cache();
 std::shared_ptr<Block> add_block(void* data, size_t bytes, int device, StreamId stream, std::shared_ptr<void> memory);
 std::shared_ptr<Block> find_block(const void* data);  // by an address anywhere inside it; null if unknown
